@@ -1,0 +1,317 @@
+"""Configuration files: `calculet-fleet/v1` and `calculet-scheduler/v1` (scheduling §15).
+
+Parsed from bytes, without reading anything else. Unknown keys and wrong types are errors that carry the file and the path in
+it, as in `configs/fleet.yaml: $.boards[1].device: ...`. The keys of scheduling §15 keep their names, places and defaults; the
+others are documented additions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from calculet_core.errors import ConfigError
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
+Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
+
+T = TypeVar("T")
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base: frozen, unknown keys are errors."""
+
+
+# ------------------------------------------------------------------------------------------------ calculet-scheduler/v1
+class AdmissionConfig(_Section, frozen=True):
+    """Scheduling §5, §15."""
+
+    max_waiting_requests: PositiveInt = 128
+    max_waiting_prompt_tokens: PositiveInt = 262_144
+    deadline_default_ms: PositiveInt = 120_000
+    # Additions.
+    deadline_max_ms: PositiveInt = 600_000
+    max_sequences: PositiveInt | None = None
+    """None: as many as the board has lanes."""
+    max_kv_tokens: PositiveInt | None = None
+    """None: lanes x max_seq of the artifact."""
+
+
+class QueuesConfig(_Section, frozen=True):
+    """Scheduling §6, §15: weights are device turns."""
+
+    decode_weight: PositiveInt = 8
+    short_prefill_weight: PositiveInt = 4
+    medium_prefill_weight: PositiveInt = 2
+    long_prefill_weight: PositiveInt = 1
+    short_prefill_max_tokens: PositiveInt = 512
+    medium_prefill_max_tokens: PositiveInt = 4096
+
+
+class BatchConfig(_Section, frozen=True):
+    """Scheduling §7, §8, §15. Every profile must be in the artifact's manifest."""
+
+    profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] = (1,)
+    batching_window_us: Natural = 0
+    # Additions.
+    tenant_lane_share: Share = 0.5
+    """Most of a batch's lanes that one tenant may take while others wait."""
+
+
+class ExecutorConfig(_Section, frozen=True):
+    """Scheduling §14, §15."""
+
+    max_inflight: Annotated[int, Meta(ge=1, le=2)] = 1
+    fixed_engine: bool = False
+    # Additions.
+    busy_backoff_ms: PositiveInt = 5
+    busy_max_tries: PositiveInt = 8
+    job_timeout_factor: PositiveFloat = 20.0
+    """A job that runs this many times its expected duration, and at least `job_timeout_min_ms`, is timed out (rc 13)."""
+    job_timeout_min_ms: PositiveInt = 5_000
+    max_prefill_tokens_per_job: PositiveInt = 512
+    """Where the artifact proves that prompts may be cut, a job takes at most this many tokens."""
+
+
+class RecoveryConfig(_Section, frozen=True):
+    """Acceptance §12, scheduling §15."""
+
+    max_resets_per_10min: Natural = 2
+    restart_on_unknown_dma: bool = True
+
+
+class FairnessConfig(_Section, frozen=True):
+    """Scheduling §5.3. An addition: §15 has no key for the cost formula's weight."""
+
+    cost_decode_weight: PositiveFloat = 1.0
+
+
+class SchedulerConfig(_Section, frozen=True):
+    """`calculet-scheduler/v1`; `model_alias` is where it applies."""
+
+    schema: Literal["calculet-scheduler/v1"]
+    model_alias: Alias
+    admission: AdmissionConfig = AdmissionConfig()
+    queues: QueuesConfig = QueuesConfig()
+    batch: BatchConfig = BatchConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    fairness: FairnessConfig = FairnessConfig()
+
+
+# ------------------------------------------------------------------------------------------------ calculet-fleet/v1
+class RouterConfig(_Section, frozen=True):
+    """The HTTP front: address, limits and time-outs. Sizes in bytes, times in the unit of the name."""
+
+    listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
+    max_connections: PositiveInt = 4096
+    max_header_bytes: PositiveInt = 65_536
+    max_body_bytes: PositiveInt = 16_777_216
+    header_timeout_s: PositiveFloat = 20.0
+    body_timeout_s: PositiveFloat = 60.0
+    idle_timeout_s: PositiveFloat = 120.0
+    max_inflight_requests: PositiveInt = 4096
+    max_output_buffer_bytes: PositiveInt = 1_048_576
+    ping_interval_s: PositiveFloat = 10.0
+    """Silence after which a stream gets its headers and a comment line."""
+    accept_timeout_ms: PositiveInt = 3_000
+    """A worker that has not answered a submission by then loses it to another."""
+    max_resends: Natural = 2
+    lease_interval_ms: PositiveInt = 1_000
+    worker_silence_ms: PositiveInt = 5_000
+    """A worker link without any message for so long is suspect and gets no new requests."""
+    drain_timeout_s: PositiveFloat = 30.0
+
+
+class BoardConfig(_Section, frozen=True):
+    """One board. `options` belong to the device backend, which checks them."""
+
+    name: Name
+    device: str
+    dram_gib: PositiveFloat = 32.0
+    options: dict[str, Any] = {}
+
+
+class ModelConfig(_Section, frozen=True):
+    """What an alias serves and where. Paths are relative to the file."""
+
+    alias: Alias
+    package: str
+    boards: tuple[Name, ...] = ()
+    """Empty: every board."""
+    scheduler: str | None = None
+    """A `calculet-scheduler/v1` file; None: its defaults with the artifact's proven profiles."""
+
+
+class TenantConfig(_Section, frozen=True):
+    """Weights and limits; never set by a request. None: no limit."""
+
+    name: Name
+    weight: PositiveFloat = 1.0
+    max_active: PositiveInt | None = None
+    max_waiting_tokens: PositiveInt | None = None
+    requests_per_s: PositiveFloat | None = None
+    traffic_class: Literal["latency", "throughput"] = "latency"
+
+
+class RestartConfig(_Section, frozen=True):
+    """How often a worker is started again, and how soon."""
+
+    max_restarts: PositiveInt = 5
+    window_s: PositiveFloat = 60.0
+    backoff_base_ms: PositiveInt = 100
+    backoff_max_ms: PositiveInt = 10_000
+    stable_after_s: PositiveFloat = 30.0
+    """Up for so long: the failure count starts again at 0."""
+    half_open_after_s: PositiveFloat = 300.0
+    """A worker whose budget is spent is tried again so much later."""
+
+
+class SupervisionConfig(_Section, frozen=True):
+    """Heartbeats and limits of the supervisor."""
+
+    heartbeat_ms: PositiveInt = 500
+    heartbeat_timeout_ms: PositiveInt = 5_000
+    hang_timeout_ms: PositiveInt = 30_000
+    """Jobs in flight and no step for so long: the board hangs."""
+    startup_timeout_ms: PositiveInt = 60_000
+    load_timeout_ms: PositiveInt = 600_000
+    drain_timeout_ms: PositiveInt = 30_000
+    restart: RestartConfig = RestartConfig()
+
+
+class JournalConfig(_Section, frozen=True):
+    """Each process appends events to its own size-capped file."""
+
+    max_bytes: PositiveInt = 33_554_432
+    keep: Natural = 3
+
+
+class FleetConfig(_Section, frozen=True):
+    """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
+
+    schema: Literal["calculet-fleet/v1"]
+    boards: Annotated[tuple[BoardConfig, ...], Meta(min_length=1)]
+    models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
+    run_dir: str = "../.calculet/run"
+    state_dir: str = "../.calculet/state"
+    log_dir: str = "../.calculet/log"
+    trusted_keys: tuple[str, ...] = ()
+    """Public keys (PEM) that package signatures are checked with."""
+    router: RouterConfig = RouterConfig()
+    tenants: tuple[TenantConfig, ...] = (TenantConfig(name="default"),)
+    supervision: SupervisionConfig = SupervisionConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+    journal: JournalConfig = JournalConfig()
+    fault_injection: bool = False
+    """Allows `FaultyDevice` on boards that ask for it; never in production."""
+
+
+SOCKET_PATH_MAX = 107
+"""Longest path of a Unix socket on Linux, in bytes."""
+_LONGEST_SOCKET_NAME = len("/w-.sock") + 31 + len("-12345678")
+"""`w-BOARD-EPOCH.sock` with the longest board name."""
+
+
+def parse_fleet(data: bytes, source: str) -> FleetConfig:
+    """Parse and cross-check a `calculet-fleet/v1` file.
+
+    Raises:
+        ConfigError: names `source`, the path in it and what is wrong.
+    """
+    config = _parse(data, source, FleetConfig)
+    _unique(source, "boards", [board.name for board in config.boards])
+    _unique(source, "models", [model.alias for model in config.models], key="alias")
+    _unique(source, "tenants", [tenant.name for tenant in config.tenants])
+    if not any(tenant.name == "default" for tenant in config.tenants):
+        raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    names = {board.name for board in config.boards}
+    owner: dict[str, str] = {}
+    for index, model in enumerate(config.models):
+        for place, board in enumerate(model.boards):
+            if board not in names:
+                raise ConfigError(
+                    f"{source}: $.models[{index}].boards[{place}]: no board named {board!r} (boards: {', '.join(sorted(names))})"
+                )
+        for board in boards_of(config, model):
+            if board in owner:
+                raise ConfigError(
+                    f"{source}: $.models[{index}].boards: board {board!r} already serves {owner[board]!r}; "
+                    "a board holds one model (co-residence is C3: unproven)"
+                )
+            owner[board] = model.alias
+    if idle := sorted(names - set(owner)):
+        raise ConfigError(f"{source}: $.boards: no model is placed on {', '.join(idle)}")
+    return config
+
+
+def boards_of(config: FleetConfig, model: ModelConfig) -> tuple[str, ...]:
+    """The boards that a model is placed on."""
+    return model.boards or tuple(board.name for board in config.boards)
+
+
+def parse_scheduler(data: bytes, source: str) -> SchedulerConfig:
+    """Parse a `calculet-scheduler/v1` file.
+
+    Raises:
+        ConfigError: names `source`, the path in it and what is wrong.
+    """
+    config = _parse(data, source, SchedulerConfig)
+    if config.queues.short_prefill_max_tokens >= config.queues.medium_prefill_max_tokens:
+        raise ConfigError(f"{source}: $.queues.medium_prefill_max_tokens: must be above short_prefill_max_tokens")
+    if len(set(config.batch.profiles)) != len(config.batch.profiles):
+        raise ConfigError(f"{source}: $.batch.profiles: the same profile twice")
+    if config.admission.deadline_default_ms > config.admission.deadline_max_ms:
+        raise ConfigError(f"{source}: $.admission.deadline_default_ms: above deadline_max_ms")
+    return config
+
+
+def check_profiles(config: SchedulerConfig, proven: tuple[int, ...], digest: str, source: str) -> None:
+    """Scheduling §15: a profile that the manifest does not have stops the start.
+
+    Raises:
+        ConfigError: as in `$.batch.profiles[1]: B8 is not in manifest 3f2a... (it has B1)`.
+    """
+    for index, profile in enumerate(config.batch.profiles):
+        if profile not in proven:
+            has = ", ".join(f"B{size}" for size in proven) or "none"
+            raise ConfigError(
+                f"{source}: $.batch.profiles[{index}]: B{profile} is not in manifest {digest[:12]} (it has {has})"
+            )
+
+
+def run_dir_for(path: str, uid: int) -> str:
+    """Where sockets live: `path`, or a short stand-in under /tmp when a socket in it would pass Linux's 107 bytes."""
+    if len(path.encode()) + _LONGEST_SOCKET_NAME <= SOCKET_PATH_MAX:
+        return path
+    return f"/tmp/calculet-{uid}-{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+
+
+def _parse(data: bytes, source: str, kind: type[T]) -> T:
+    try:
+        value = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ConfigError(f"{source}: {where}not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: $: expected a mapping, got {type(value).__name__}")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at `")
+        raise ConfigError(f"{source}: {path.rstrip('`') or '$'}: {message}") from None
+
+
+def _unique(source: str, section: str, names: list[str], key: str = "name") -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise ConfigError(f"{source}: $.{section}[{index}].{key}: {name!r} is there twice")

@@ -1,0 +1,102 @@
+"""The catalogue of all metrics (scheduling §16, acceptance §10): one line each.
+
+A shell's telemetry builds its Prometheus collectors from here and never invents a name. Labels come from closed sets; request
+and job ids are never labels (scheduling §16).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+TOKENS = (1.0, 16.0, 64.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 40960.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric; a counter's exposed name ends in `_total`."""
+
+    component: Literal["router", "worker", "supervisor"]
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = SECONDS
+
+
+CATALOGUE: tuple[Metric, ...] = (
+    # Router: requests.
+    Metric("router", "calculet_router_requests", "counter", "Requests ended, by model, outcome and HTTP status", ("model", "outcome", "status")),
+    Metric("router", "calculet_router_errors", "counter", "Errors answered, by stable code", ("code",)),
+    Metric("router", "calculet_router_inflight", "gauge", "Requests accepted and not ended"),
+    Metric("router", "calculet_router_connections", "gauge", "Open HTTP connections"),
+    Metric("router", "calculet_router_prompt_tokens", "counter", "Prompt tokens of ended requests", ("model",)),
+    Metric("router", "calculet_router_generated_tokens", "counter", "Tokens generated for ended requests", ("model",)),
+    Metric("router", "calculet_router_ttft_seconds", "histogram", "Request parsed to first token written", ("model",)),
+    Metric("router", "calculet_router_e2e_seconds", "histogram", "Request parsed to response end", ("model",)),
+    Metric("router", "calculet_router_resends", "counter", "Attempts beyond the first, by reason", ("reason",)),
+    Metric("router", "calculet_router_disconnects", "counter", "Clients that left before their terminal"),
+    Metric("router", "calculet_router_slow_readers", "counter", "Streams cancelled because their output buffer was full"),
+    Metric("router", "calculet_router_bad_messages", "counter", "Frames ignored: unknown, malformed or late", ("reason",)),
+    Metric("router", "calculet_router_lost_messages", "counter", "Gaps in a worker's sequence numbers"),
+    Metric("router", "calculet_router_view_version", "gauge", "Version of the fleet view in use"),
+    Metric("router", "calculet_router_workers", "gauge", "Worker links by state", ("state",)),
+    Metric("router", "calculet_router_limit", "gauge", "Configured limits", ("limit",)),
+    # Worker: admission.
+    Metric("worker", "calculet_worker_waiting_requests", "gauge", "Requests waiting for admission"),
+    Metric("worker", "calculet_worker_waiting_prompt_tokens", "gauge", "Prompt tokens of waiting requests"),
+    Metric("worker", "calculet_worker_admissions", "counter", "Admission decisions", ("decision",)),
+    Metric("worker", "calculet_worker_admission_wait_seconds", "histogram", "Tokenized to admitted"),
+    Metric("worker", "calculet_worker_limit", "gauge", "Configured and proven limits", ("limit",)),
+    # Worker: queues and batches.
+    Metric("worker", "calculet_worker_queue_depth", "gauge", "Sequences by queue", ("queue",)),
+    Metric("worker", "calculet_worker_queue_oldest_seconds", "gauge", "Oldest wait by queue", ("queue",)),
+    Metric("worker", "calculet_worker_turns", "counter", "Device turns by queue", ("queue",)),
+    Metric("worker", "calculet_worker_batch_compiled", "gauge", "Compiled batch of the last decode"),
+    Metric("worker", "calculet_worker_batch_active", "counter", "Active lanes summed over decode steps"),
+    Metric("worker", "calculet_worker_batch_rows", "counter", "Compiled lanes summed over decode steps (fill ratio = active / rows)"),
+    # Worker: KV.
+    Metric("worker", "calculet_worker_kv_sequences", "gauge", "Lanes by KV state", ("state",)),
+    Metric("worker", "calculet_worker_kv_tokens", "gauge", "KV tokens used, reserved and in total", ("kind",)),
+    Metric("worker", "calculet_worker_kv_violations", "gauge", "Broken KV invariants; must be 0"),
+    # Worker: executor.
+    Metric("worker", "calculet_worker_inflight_jobs", "gauge", "Jobs submitted and not complete"),
+    Metric("worker", "calculet_worker_jobs", "counter", "Jobs by kind and result", ("kind", "result")),
+    Metric("worker", "calculet_worker_device_busy_seconds", "counter", "Time with at least one job in flight"),
+    Metric("worker", "calculet_worker_step_seconds", "histogram", "Submit to completion, by job kind", ("kind",)),
+    Metric("worker", "calculet_worker_device_counters", "gauge", "The device's own queue counters", ("counter",)),
+    Metric("worker", "calculet_worker_stale_completions", "counter", "Completions dropped by the generation or job check"),
+    Metric("worker", "calculet_worker_buffers", "gauge", "Output leases by state", ("state",)),
+    # Worker: model, fairness, recovery, requests.
+    Metric("worker", "calculet_worker_model_state", "gauge", "1 for the generation's state", ("state",)),
+    Metric("worker", "calculet_worker_generation", "gauge", "Generation that serves"),
+    Metric("worker", "calculet_worker_tenant_tokens", "counter", "Tokens served, by tenant", ("tenant",)),
+    Metric("worker", "calculet_worker_faults", "counter", "Faults by kind", ("kind",)),
+    Metric("worker", "calculet_worker_resets", "counter", "Board resets since start"),
+    Metric("worker", "calculet_worker_requests", "counter", "Attempts ended, by outcome", ("outcome",)),
+    Metric("worker", "calculet_worker_tokens", "counter", "Tokens, by kind", ("kind",)),
+    Metric("worker", "calculet_worker_cancel_to_free_seconds", "histogram", "Cancel received to lane free"),
+    Metric("worker", "calculet_worker_bad_messages", "counter", "Frames ignored: unknown, malformed or late", ("reason",)),
+    Metric("worker", "calculet_worker_chip_temperature_celsius", "gauge", "Temperature", ("chip",)),
+    Metric("worker", "calculet_worker_chip_power_watts", "gauge", "Power", ("chip",)),
+    Metric("worker", "calculet_worker_chip_frequency_megahertz", "gauge", "Frequency", ("chip",)),
+    Metric("worker", "calculet_worker_chip_throttled", "gauge", "1 while throttled", ("chip",)),
+    Metric("worker", "calculet_worker_fault_injection_armed", "gauge", "1 while a fault injector is armed"),
+    # Supervisor.
+    Metric("supervisor", "calculet_supervisor_workers", "gauge", "Worker processes by state", ("state",)),
+    Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts", ("board",)),
+    Metric("supervisor", "calculet_supervisor_resets", "counter", "Board resets granted", ("board",)),
+    Metric("supervisor", "calculet_supervisor_resets_denied", "counter", "Board resets refused by the budget", ("board",)),
+    Metric("supervisor", "calculet_supervisor_worker_up", "gauge", "1 while the board's worker is up", ("board",)),
+    Metric("supervisor", "calculet_supervisor_board_ready", "gauge", "1 while the board serves", ("board",)),
+    Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
+    Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
+)  # fmt: skip
+
+
+def metrics_of(component: str) -> dict[str, Metric]:
+    """The component's metrics by name."""
+    return {metric.name: metric for metric in CATALOGUE if metric.component == component}

@@ -1,0 +1,143 @@
+"""What a client asked (`InferenceRequest`) and what the worker keeps about it while it runs (`SequenceState`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from calculet_core.ids import WireKey
+from calculet_core.states.request import REQUEST, RequestState
+
+
+class FinishReason(StrEnum):
+    """The standard values that clients know; a failure is an error and never one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class TrafficClass(StrEnum):
+    """Which pool a tenant's requests prefer (scheduling §8)."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
+    """How a token is drawn from logits. `temperature` 0 is greedy; None means off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None
+    """How many alternatives to report with each token; 0 reports only the drawn one."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the draw is a plain argmax that nothing changes."""
+        return (
+            self.temperature == 0.0
+            and self.presence_penalty == 0.0
+            and self.frequency_penalty == 0.0
+            and self.repetition_penalty == 1.0
+            and not self.logit_bias
+            and self.logprobs is None
+        )
+
+
+class StopRules(msgspec.Struct, array_like=True, frozen=True):
+    """When a sequence ends before its budget."""
+
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+
+
+class Prompt(msgspec.Struct, array_like=True, frozen=True):
+    """Exactly one of the three is set; text and messages are tokenized by the worker."""
+
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: list[dict[str, Any]] | None = None
+    """OpenAI chat messages; the artifact's chat template renders them."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """A validated request as the worker's engine gets it."""
+
+    key: WireKey
+    router: int
+    """Incarnation of the router that sent it."""
+    alias: str
+    tenant: str
+    weight: float
+    prompt: Prompt
+    max_new_tokens: int | None
+    """None: as many as the context leaves."""
+    sampling: SamplingParams
+    stop: StopRules
+    deadline_ns: int
+    """CLOCK_MONOTONIC of the host."""
+    deadline_asked: bool
+    """False: the configured default; such deadlines compare equal (scheduling §7.2)."""
+    accepted_ns: int
+    """When the router had parsed it."""
+    want_token_ids: bool = False
+    echo: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """Scheduling §2's record of a running request; its `.state` is a `RequestState`.
+
+    Written only by `calculet_worker.registry`; everybody else reads.
+    """
+
+    request: InferenceRequest
+    seq_id: int
+    generation: int
+    prompt_token_ids: Any
+    """int32, shape [prompt_tokens]."""
+    prompt_tokens: int
+    max_new_tokens: int
+    deadline_ns: int
+    state: RequestState = REQUEST.initial
+    generated_tokens: int = 0
+    kv_length: int = 0
+    """Committed positions on the lane."""
+    hardware_lane: int | None = None
+    virtual_finish_time: float = 0.0
+    last_token: int = -1
+    """Sampled but not yet in KV; the next decode writes it at position `kv_length`."""
+    cancelled: bool = False
+    """Set while a job runs; the job drains and its result is dropped."""
+    cancel_reason: str | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    waiting_since_ns: int = 0
+    ready_since_ns: int = 0
+    admitted_ns: int = 0
+    first_token_ns: int = 0
+    device_ns: int = 0
+    """Device time of the jobs it took part in; shared time of a batch is not divided."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.request.tenant
+
+    @property
+    def terminal(self) -> bool:
+        """Completed, cancelled or failed."""
+        return self.state in REQUEST.terminal

@@ -1,0 +1,1 @@
+"""The input and output that more than one process needs, each thing once."""

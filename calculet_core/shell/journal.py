@@ -1,0 +1,110 @@
+"""A process's journal: one JSON line per event, the name first, in a size-capped file that rotates.
+
+Never a prompt and never an answer. Lines are collected and written by `flush`, which a shell calls once in a while; a kill -9
+loses at most what was not flushed. A full disk must not stop serving: a failed write is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from calculet_core.history import Event
+
+FLUSH_BYTES = 65_536
+log = logging.getLogger("calculet.journal")
+_encode = msgspec.json.Encoder().encode
+
+
+class Journal:
+    """Append-only; `keep` older files stay as NAME.1, NAME.2, ... A `path` of None writes nothing."""
+
+    def __init__(self, path: Path | None, max_bytes: int, keep: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.path, self._max_bytes, self._keep, self._now_ns = path, max_bytes, keep, now_ns
+        self._lines: list[bytes] = []
+        self._pending = self._size = self.lost = 0
+        self._fd = -1
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add an event now; `fields` are `Event`'s, anything else goes into its `data`."""
+        if self.path is None:
+            return
+        known = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        self.append(Event(event=event, t=self._now_ns(), data=fields, wall=round(time.time(), 3), **known))
+
+    def append(self, event: Event) -> None:
+        """Add a ready event."""
+        if self.path is None:
+            return
+        line = _encode(event)
+        self._lines.append(line)
+        self._pending += len(line) + 1
+        if self._pending >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        if not self._lines:
+            return
+        data = b"\n".join(self._lines) + b"\n"
+        count, self._lines, self._pending = len(self._lines), [], 0
+        try:
+            if self._size + len(data) > self._max_bytes:
+                self._rotate()
+            if self._fd < 0:
+                self._open()
+            self._size += os.write(self._fd, data)
+        except OSError as error:
+            self.lost += count
+            log.error("journal %s: %d events lost: %s", self.path, count, error)
+
+    def close(self) -> None:
+        """Flush and close."""
+        self.flush()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _open(self) -> None:
+        assert self.path is not None
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
+        self._size = os.fstat(self._fd).st_size
+
+    def _rotate(self) -> None:
+        assert self.path is not None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        for number in range(self._keep, 0, -1):
+            older = self.path if number == 1 else self.path.with_name(f"{self.path.name}.{number - 1}")
+            if older.exists():
+                older.rename(self.path.with_name(f"{self.path.name}.{number}"))
+        if self._keep == 0:
+            self.path.unlink(missing_ok=True)
+        self._open()
+
+
+_FIELDS = ("request", "attempt", "board", "epoch", "generation", "job")
+
+
+def read_journal(path: Path) -> list[Event]:
+    """All events of a journal with its rotated files, oldest first; a torn last line is skipped."""
+    files = [path.with_name(f"{path.name}.{n}") for n in range(99, 0, -1)] + [path]
+    events: list[Event] = []
+    for file in files:
+        if file.exists():
+            for line in file.read_bytes().splitlines():
+                try:
+                    events.append(msgspec.json.decode(line, type=Event))
+                except msgspec.DecodeError:
+                    continue
+    return events

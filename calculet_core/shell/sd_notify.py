@@ -1,0 +1,48 @@
+"""systemd's two small protocols: readiness notification and inherited listening sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+_FIRST_FD = 3
+
+
+def sd_notify(state: str) -> bool:
+    """Send `READY=1` or the like; False when no service manager listens."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if not path:
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+        try:
+            sock.connect("\0" + path[1:] if path.startswith("@") else path)
+            sock.send(state.encode())
+        except OSError:
+            return False
+    return True
+
+
+def listen_fds() -> dict[str, list[int]]:
+    """Descriptors that the service manager passed, by name; made close-on-exec and forgotten from the environment."""
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return {}
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    found: dict[str, list[int]] = {}
+    for index in range(int(os.environ.get("LISTEN_FDS", "0"))):
+        os.set_inheritable(_FIRST_FD + index, False)
+        found.setdefault(names[index] if index < len(names) and names[index] else "unknown", []).append(_FIRST_FD + index)
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        os.environ.pop(name, None)
+    return found
+
+
+def watchdog_interval_s() -> float | None:
+    """Half of the watchdog's time-out: how often to send `WATCHDOG=1`; None without a watchdog."""
+    usec = os.environ.get("WATCHDOG_USEC")
+    if not usec or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    return int(usec) / 2e6
+
+
+STRIPPED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
+"""Environment variables that no spawned child may inherit."""

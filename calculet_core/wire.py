@@ -1,0 +1,402 @@
+"""Every message between processes: MessagePack, the kind in a frame of its own, typed.
+
+Decoding is strict about what it needs and tolerant of fields it does not know, so that versions can be mixed during an
+upgrade. Hot messages are arrays (fields may only be appended), the others maps. `encode` gives the two frames, `decode` the
+message. ZeroMQ adds the peer's identity frame where the socket is a ROUTER.
+
+Links: router DEALER -> worker ROUTER (data); worker and router DEALER -> supervisor ROUTER (control). The CLI speaks
+`calculet_core.shell.control_client`'s stream instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from calculet_core.requests import Prompt, SamplingParams, StopRules
+
+PROTOCOL = 1
+"""Raised when a message changes in a way that an older peer cannot ignore."""
+
+
+class WireError(ValueError):
+    """Bytes that are no message: unknown kind, wrong type, a missing field. Counted and ignored by receivers."""
+
+
+# ------------------------------------------------------------------------------------------------ router -> worker
+class RouterHello(msgspec.Struct, frozen=True):
+    """First message on a data link, repeated after every reconnect."""
+
+    router: int
+    """The router's incarnation (32 bits)."""
+    pid: int
+    protocol: int = PROTOCOL
+
+
+class Submit(msgspec.Struct, array_like=True, frozen=True):
+    """One attempt of one request. `epoch`, `generation` and `digest` are what the router's view says it talks to."""
+
+    request_id: int
+    attempt: int
+    epoch: int
+    generation: int
+    digest: str
+    alias: str
+    tenant: str
+    weight: float
+    prompt: Prompt
+    max_new_tokens: int | None
+    sampling: SamplingParams
+    stop: StopRules
+    deadline_ns: int
+    deadline_asked: bool
+    accepted_ns: int
+    want_token_ids: bool = False
+    echo: bool = False
+
+
+class Cancel(msgspec.Struct, array_like=True, frozen=True):
+    """Idempotent; a key that the worker does not know is ignored."""
+
+    request_id: int
+    attempt: int
+    epoch: int
+    reason: str
+
+
+class Lease(msgspec.Struct, array_like=True, frozen=True):
+    """Sent every second. Without it the worker cancels the router's requests; `acked_seq` returns credit."""
+
+    router: int
+    epoch: int
+    acked_seq: int
+
+
+# ------------------------------------------------------------------------------------------------ worker -> router
+class WorkerHello(msgspec.Struct, frozen=True):
+    """Answer to `RouterHello`, and sent again whenever generation or state changes."""
+
+    board: str
+    epoch: int
+    pid: int
+    generation: int
+    digest: str
+    alias: str
+    state: str
+    """Name of a `ModelState`."""
+    protocol: int = PROTOCOL
+
+
+class Load(msgspec.Struct, array_like=True, frozen=True):
+    """A worker's load; `cost` counts the prompt and output tokens that are admitted or waiting and not done yet."""
+
+    active: int
+    lanes: int
+    waiting: int
+    waiting_tokens: int
+    cost: float
+
+
+class Acceptance(msgspec.Struct, array_like=True, frozen=True):
+    """Admission answered Admit or Queue."""
+
+    request_id: int
+    attempt: int
+    prompt_tokens: int
+    max_new_tokens: int
+
+
+class ErrorInfo(msgspec.Struct, array_like=True, frozen=True):
+    """A `CalculetError` on the wire."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """Admission refused; `retryable` says whether another worker may take it."""
+
+    request_id: int
+    attempt: int
+    error: ErrorInfo
+    retryable: bool
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
+    """One drawn token with its alternatives, natural logarithms."""
+
+    token_id: int
+    token_bytes: bytes
+    logprob: float
+    top: list[tuple[int, bytes, float]]
+
+
+class Usage(msgspec.Struct, array_like=True, frozen=True):
+    """The server's count, which is the truth; times in nanoseconds, None where unknown."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    queue_ns: int | None = None
+    prefill_ns: int | None = None
+    decode_ns: int | None = None
+    device_ns: int | None = None
+    token_hash: str | None = None
+
+
+class Piece(msgspec.Struct, array_like=True, frozen=True):
+    """What one tick brought for one request. `finish` or `error` marks its terminal; usage comes with either."""
+
+    request_id: int
+    attempt: int
+    tokens: int
+    """Tokens generated since the last piece; text may lag behind (held for UTF-8 or a stop string)."""
+    text: str
+    finish: str | None = None
+    error: ErrorInfo | None = None
+    usage: Usage | None = None
+    token_ids: list[int] | None = None
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Tick(msgspec.Struct, array_like=True, frozen=True):
+    """All that one loop pass of a worker has for one router. A gap in `seq` is a lost message: a counted error."""
+
+    epoch: int
+    seq: int
+    pieces: list[Piece]
+    accepted: list[Acceptance] = []
+    refused: list[Refusal] = []
+    load: Load | None = None
+
+
+# ------------------------------------------------------------------------------------------------ worker -> supervisor
+class ChipReport(msgspec.Struct, frozen=True):
+    """`ChipTelemetry` on the wire."""
+
+    temperature_c: float | None = None
+    power_w: float | None = None
+    frequency_mhz: float | None = None
+    throttled: bool | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+
+
+class WorkerReport(msgspec.Struct, frozen=True):
+    """A progress heartbeat: `steps` must grow while `inflight` is above 0, or the board hangs."""
+
+    board: str
+    epoch: int
+    pid: int
+    protocol: int
+    endpoint: str
+    """Where routers connect."""
+    state: str
+    """Name of a `ModelState`."""
+    generation: int = 0
+    digest: str = ""
+    alias: str = ""
+    command_seq: int = 0
+    """The last command that was carried out or refused."""
+    command_error: str | None = None
+    draining: bool = False
+    steps: int = 0
+    inflight: int = 0
+    max_inflight: int = 1
+    lanes: dict[str, int] = {}
+    """Lanes by `KvSequenceState` name."""
+    kv_tokens_reserved: int = 0
+    kv_tokens_used: int = 0
+    kv_tokens_total: int = 0
+    active: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    queues: dict[str, int] = {}
+    """Depth by `decode`, `short`, `medium`, `long`."""
+    fault: str | None = None
+    """Name of a `FaultKind` while recovering or failed."""
+    fault_detail: str | None = None
+    wants_reset: bool = False
+    """Recovering and asking for a spend of the reset budget."""
+    condemned: str | None = None
+    """Why the board must not be used, in words."""
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    tokens: int = 0
+    resets: int = 0
+    load_step: str | None = None
+    """Which step of a load runs, with its progress."""
+    device: str = ""
+    serial_hash: str | None = None
+    runtime: str | None = None
+    driver: str | None = None
+    firmware: str | None = None
+    power_mode: str | None = None
+    chips: list[ChipReport] = []
+    rss_bytes: int = 0
+    lost_messages: int = 0
+
+
+# ------------------------------------------------------------------------------------------------ supervisor -> worker
+class LoadModel(msgspec.Struct, frozen=True):
+    """Load this package as this generation; on an idle board or after `UnloadModel`."""
+
+    seq: int
+    generation: int
+    alias: str
+    package: str
+    """Absolute path of the package folder."""
+    digest: str
+    """What the manifest's sha256 must be; empty: whatever the package proves to be."""
+
+
+class UnloadModel(msgspec.Struct, frozen=True):
+    """Drain until the deadline, then unload."""
+
+    seq: int
+    generation: int
+    deadline_ms: int
+
+
+class DrainBoard(msgspec.Struct, frozen=True):
+    """Refuse new requests, finish what runs. `calculet drain`."""
+
+    seq: int
+
+
+class ResumeBoard(msgspec.Struct, frozen=True):
+    """Take requests again."""
+
+    seq: int
+
+
+class GrantReset(msgspec.Struct, frozen=True):
+    """A reset was paid for: reset, golden, and serve as `generation`."""
+
+    seq: int
+    generation: int
+
+
+class DenyReset(msgspec.Struct, frozen=True):
+    """The reset budget is spent: the board is condemned until an operator or the window says otherwise."""
+
+    seq: int
+    reason: str
+
+
+class StopWorker(msgspec.Struct, frozen=True):
+    """Drain until the deadline, then exit 0."""
+
+    seq: int
+    deadline_ms: int
+
+
+# ------------------------------------------------------------------------------------------------ supervisor <-> router
+class RouterReport(msgspec.Struct, frozen=True):
+    """A router's heartbeat and the acknowledgement of a view."""
+
+    router: int
+    pid: int
+    protocol: int
+    view_version: int
+    url: str = ""
+    inflight: int = 0
+    requests: int = 0
+    failed: int = 0
+    resent: int = 0
+    rss_bytes: int = 0
+    links: dict[str, str] = {}
+    """Board name -> `up`, `connecting`, `suspect`."""
+
+
+class BoardView(msgspec.Struct, frozen=True):
+    """One board as routers see it. Only boards with a live worker are listed."""
+
+    board: str
+    epoch: int
+    pid: int
+    endpoint: str
+    state: str
+    """Name of a `ModelState`; requests go to `READY` boards that are not draining."""
+    generation: int
+    digest: str
+    alias: str
+    draining: bool = False
+    weight: float = 1.0
+
+
+class AliasView(msgspec.Struct, frozen=True):
+    """What one alias serves."""
+
+    alias: str
+    digest: str
+    max_model_len: int
+    created: int
+    """Seconds since 1970, for `/v1/models`."""
+    calbin_sha256: str = ""
+    profiles: list[int] = []
+    capability: str = ""
+    """The level that the artifact has evidence for, for example `C0`."""
+    backend: str = ""
+    artifact: str = ""
+    """`name version`."""
+
+
+class FleetView(msgspec.Struct, frozen=True):
+    """The routers' whole knowledge; versions only grow. Also the content of the fleet-view file, as JSON."""
+
+    version: int
+    boards: list[BoardView] = []
+    aliases: list[AliasView] = []
+
+
+Message = (
+    RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
+    | ResumeBoard | GrantReset | DenyReset | StopWorker | RouterReport | FleetView
+)  # fmt: skip
+
+KINDS: dict[bytes, type[Any]] = {
+    b"rh": RouterHello,
+    b"su": Submit,
+    b"ca": Cancel,
+    b"le": Lease,
+    b"wh": WorkerHello,
+    b"ti": Tick,
+    b"wr": WorkerReport,
+    b"lm": LoadModel,
+    b"um": UnloadModel,
+    b"db": DrainBoard,
+    b"rb": ResumeBoard,
+    b"gr": GrantReset,
+    b"dr": DenyReset,
+    b"st": StopWorker,
+    b"rr": RouterReport,
+    b"fv": FleetView,
+}
+
+_KIND_OF: dict[type[Any], bytes] = {cls: kind for kind, cls in KINDS.items()}
+_DECODE = {kind: msgspec.msgpack.Decoder(cls).decode for kind, cls in KINDS.items()}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(message: Message) -> list[bytes]:
+    """[kind, body], ready for `send_multipart`."""
+    return [_KIND_OF[type(message)], _encode(message)]
+
+
+def decode(kind: bytes, body: bytes | memoryview) -> Message:
+    """The message of two frames.
+
+    Raises:
+        WireError: unknown kind, malformed MessagePack, a missing field or a wrong type.
+    """
+    try:
+        message: Message = _DECODE[kind](body)
+    except KeyError:
+        raise WireError(f"unknown message kind {kind[:16]!r}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
+        raise WireError(f"{KINDS[kind].__name__}: {error}") from None
+    return message

@@ -1,0 +1,1 @@
+"""Proving it: a black-box client of any OpenAI-compatible server."""

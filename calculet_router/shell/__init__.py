@@ -1,0 +1,1 @@
+"""HTTP, worker links and the process."""

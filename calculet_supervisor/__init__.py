@@ -1,0 +1,1 @@
+"""Keeping boards alive: desired state against observed state, and the operators' commands."""

@@ -1,0 +1,1 @@
+"""One administrative verb per file."""

@@ -1,0 +1,1 @@
+"""Ways to start and stop worker processes."""

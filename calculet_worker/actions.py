@@ -1,0 +1,112 @@
+"""What the engine wants done. A shell (or the simulation) performs actions in the order given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from calculet_core import wire
+from calculet_core.history import Event
+from calculet_core.ids import WireKey
+from calculet_core.jobs import Completion, EngineBank, Job
+from calculet_core.requests import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """Call `Device.submit` at once and tell the engine `JobSubmitted` or `JobRefused`; the job times out at `deadline_ns`."""
+
+    job: Job
+    engine: EngineBank
+    deadline_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """End a completion's lease."""
+
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseLane:
+    """Call `Device.release`; answer `LaneReleased`."""
+
+    generation: int
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize:
+    """Off the actor's path; answer `Tokenized` or `TokenizingFailed`."""
+
+    key: WireKey
+    prompt: Prompt
+
+
+@dataclass(slots=True)
+class ToRouter:
+    """For one router; a shell joins all of one loop pass into one `wire.Tick`."""
+
+    router: int
+    pieces: list[wire.Piece] = field(default_factory=list)
+    accepted: list[wire.Acceptance] = field(default_factory=list)
+    refused: list[wire.Refusal] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPackage:
+    """Verify path, signature, hashes and manifest, load the vocabulary; answer `PackageVerified`."""
+
+    generation: int
+    alias: str
+    path: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigureDevice:
+    """Device thread: `configure`, then `inspect`; answer `DeviceConfigured`."""
+
+    generation: int
+    package: Any
+
+
+@dataclass(frozen=True, slots=True)
+class UnconfigureDevice:
+    """Device thread: `reset_configuration`; answer `DeviceUnconfigured`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetDevice:
+    """Device thread: `reset`; answer `DeviceReset`."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """State or generation changed: tell routers (`wire.WorkerHello`) and the supervisor (`wire.WorkerReport`) now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """For the journal, the history and the counters."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """End the process with this code."""
+
+    code: int
+    reason: str
+
+
+Action = (
+    SubmitJob | GiveBack | ReleaseLane | Tokenize | ToRouter | VerifyPackage | ConfigureDevice | UnconfigureDevice
+    | ResetDevice | Announce | Record | Exit
+)  # fmt: skip

@@ -1,0 +1,157 @@
+"""What the engine is told: `Engine.handle(event, now_ns) -> list[Action]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from calculet_core import wire
+from calculet_core.errors import CalculetError
+from calculet_core.ids import WireKey
+from calculet_core.jobs import Completion, EngineBank
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A submission from a router."""
+
+    router: int
+    message: wire.Submit
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """The prompt's token ids, int32 [n]."""
+
+    key: WireKey
+    token_ids: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizingFailed:
+    """The prompt cannot be tokenized or rendered; only its request fails."""
+
+    key: WireKey
+    error: CalculetError
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """A router cancels one attempt."""
+
+    key: WireKey
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouterLost:
+    """A router's lease lapsed, or its credit did: all its requests are cancelled."""
+
+    router: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    """The device took the job (scheduling §9.2: only now is its KV Updating)."""
+
+    job_id: int
+    engine: EngineBank
+
+
+@dataclass(frozen=True, slots=True)
+class JobRefused:
+    """The device refused the job; nothing of it ran."""
+
+    job_id: int
+    rc: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobCompleted:
+    """A completion came home; its buffer is leased until the `GiveBack` action."""
+
+    completion: Completion
+
+
+@dataclass(frozen=True, slots=True)
+class JobLost:
+    """Waiting for the job failed (time-out or a code): nobody knows whether it runs on."""
+
+    job_id: int
+    rc: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneReleased:
+    """The runtime's answer to `ReleaseLane`; `rc` 0 confirms."""
+
+    generation: int
+    lane: int
+    rc: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommandArrived:
+    """From the supervisor; `seq` orders and deduplicates."""
+
+    command: (
+        wire.LoadModel
+        | wire.UnloadModel
+        | wire.DrainBoard
+        | wire.ResumeBoard
+        | wire.GrantReset
+        | wire.DenyReset
+        | wire.StopWorker
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackageVerified:
+    """Answer to `VerifyPackage`: `package` is a `calculet_core.shell.packages.Package`, or `error` says what is wrong.
+
+    `vocabulary` maps a token id to its bytes (`Sequence[bytes]`); `scheduler` is the alias's `SchedulerConfig`.
+    """
+
+    generation: int
+    package: Any = None
+    vocabulary: Any = None
+    scheduler: Any = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfigured:
+    """Answer to `ConfigureDevice`: `inspection` (a `device.base.Inspection`) when `rc` is 0."""
+
+    generation: int
+    rc: int
+    inspection: Any = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUnconfigured:
+    """Answer to `UnconfigureDevice`."""
+
+    generation: int
+    rc: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReset:
+    """Answer to `ResetDevice`."""
+
+    rc: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCame:
+    """`Engine.next_wakeup_ns()` has passed."""
+
+
+Event = (
+    RequestArrived | Tokenized | TokenizingFailed | CancelAsked | RouterLost | JobSubmitted | JobRefused | JobCompleted
+    | JobLost | LaneReleased | CommandArrived | PackageVerified | DeviceConfigured | DeviceUnconfigured | DeviceReset
+    | TimeCame
+)  # fmt: skip

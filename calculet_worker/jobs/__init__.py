@@ -1,0 +1,1 @@
+"""What becomes of a submission: leases, jobs in flight, completions, recovery."""

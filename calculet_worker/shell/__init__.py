@@ -1,0 +1,1 @@
+"""What makes the pure engine run: event loop, device thread, tokenizing, telemetry."""
