@@ -1,7 +1,10 @@
-"""Prometheus collectors built from the catalogue, and the text that a scrape gets."""
+"""Prometheus collectors built from the catalogue, served on a Unix socket; and merging several processes into one scrape."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -9,26 +12,99 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from calculet_core.metrics import metrics_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_EXPOSITION_BYTES = 8 << 20
 _CLASSES: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
 class Collectors:
-    """The component's metrics: `collectors["calculet_router_inflight"].set(3)`.
+    """The component's metrics; `constant` labels (a worker's board) are put on each.
 
-    Raises:
-        KeyError: the catalogue has no such metric for the component.
+    `collectors("calculet_router_errors", code="over_capacity").inc()`; children are kept, so the look-up is one dict access.
     """
 
-    def __init__(self, component: str) -> None:
+    def __init__(self, component: str, **constant: str) -> None:
         self.registry = CollectorRegistry()
-        self._by_name: dict[str, Any] = {}
+        self._constant = constant
+        self._metrics: dict[str, Any] = {}
+        self._children: dict[tuple[str, ...], Any] = {}
         for name, metric in metrics_of(component).items():
             extra = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
-            self._by_name[name] = _CLASSES[metric.kind](name, metric.help, metric.labels, registry=self.registry, **extra)
+            labels = (*constant, *metric.labels)
+            self._metrics[name] = _CLASSES[metric.kind](name, metric.help, labels, registry=self.registry, **extra)
 
-    def __getitem__(self, name: str) -> Any:
-        return self._by_name[name]
+    def __call__(self, name: str, **labels: str) -> Any:
+        """The child of a metric.
+
+        Raises:
+            KeyError: the catalogue has no such metric for the component.
+            ValueError: the labels are not the catalogue's.
+        """
+        key = (name, *labels.values())
+        child = self._children.get(key)
+        if child is None:
+            metric = self._metrics[name]
+            child = metric.labels(**self._constant, **labels) if self._constant or labels else metric
+            self._children[key] = child
+        return child
 
     def exposition(self) -> bytes:
         """The scrape's text."""
         return generate_latest(self.registry)
+
+
+async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.Server:
+    """Answer every connection on the socket with the exposition, then close; mode 0600."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(exposition())
+            await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    path.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(answer, str(path))
+    path.chmod(0o600)
+    return server
+
+
+async def fetch_metrics(path: Path, timeout_s: float = 1.0) -> bytes:
+    """Another process's exposition; empty when it does not answer."""
+
+    async def read() -> bytes:
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        try:
+            chunks, size = [], 0
+            while chunk := await reader.read(65_536):
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > MAX_EXPOSITION_BYTES:
+                    return b""
+            return b"".join(chunks)
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.wait_for(read(), timeout_s)
+    except (OSError, TimeoutError):
+        return b""
+
+
+def merge_expositions(parts: Iterable[bytes]) -> bytes:
+    """One valid exposition of several: each family's HELP and TYPE once, its samples together."""
+    heads: dict[bytes, list[bytes]] = {}
+    samples: dict[bytes, list[bytes]] = {}
+    for part in parts:
+        family = b""
+        for line in part.splitlines():
+            if line.startswith((b"# HELP ", b"# TYPE ")):
+                family = line.split(b" ", 3)[2]
+                head = heads.setdefault(family, [])
+                if line not in head:
+                    head.append(line)
+            elif line and not line.startswith(b"#"):
+                samples.setdefault(family, []).append(line)
+    lines = [line for family in heads for line in (*heads[family], *samples.get(family, ()))]
+    return b"\n".join(lines) + b"\n"

@@ -1,0 +1,162 @@
+"""The fleet's configuration as read from disk, and where everything of a fleet lives.
+
+Every process gets the same `--config FILE` and finds the rest from it. `run_dir` holds sockets and dies with the boot; `state_dir`
+holds what must survive; `log_dir` holds journals.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from calculet_core.config import (
+    BoardConfig,
+    FleetConfig,
+    ModelConfig,
+    SchedulerConfig,
+    boards_of,
+    parse_fleet,
+    parse_scheduler,
+    run_dir_for,
+)
+from calculet_core.errors import ConfigError
+from calculet_core.shell.files import read_bounded
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A parsed `calculet-fleet/v1` file with its paths resolved."""
+
+    config: FleetConfig
+    path: Path
+    run_dir: Path
+    state_dir: Path
+    log_dir: Path
+
+    # ---------------------------------------------------------------- sockets
+    @property
+    def supervisor_socket(self) -> Path:
+        """ZeroMQ ROUTER that workers and routers connect to."""
+        return self.run_dir / "supervisor.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        """The operators' channel (`control_client`)."""
+        return self.run_dir / "control.sock"
+
+    @property
+    def keeper_socket(self) -> Path:
+        """The development keeper's channel, spoken by the supervisor only."""
+        return self.run_dir / "keeper.sock"
+
+    def worker_socket(self, board: str, epoch: int) -> Path:
+        """Data socket of one life of a worker; a fresh path for every epoch."""
+        return self.run_dir / f"w-{board}-{epoch}.sock"
+
+    def metrics_socket(self, process: str) -> Path:
+        """Where a process serves its metrics: `router`, `supervisor`, `worker-BOARD`."""
+        return self.run_dir / f"m-{process}.sock"
+
+    # ---------------------------------------------------------------- files
+    def board_lock(self, board: str) -> Path:
+        """flock of the process that owns the board."""
+        return self.state_dir / "boards" / f"{board}.lock"
+
+    def board_epoch(self, board: str) -> Path:
+        """Durable counter of the board's worker epochs; written under the board's lock."""
+        return self.state_dir / "boards" / f"{board}.epoch"
+
+    def board_exit(self, board: str) -> Path:
+        """Exit class that a worker writes before it goes; absent after a kill."""
+        return self.run_dir / f"exit-{board}.json"
+
+    @property
+    def fleet_view(self) -> Path:
+        """Last published `wire.FleetView`, as JSON."""
+        return self.state_dir / "fleet-view.json"
+
+    @property
+    def store(self) -> Path:
+        """The supervisor's SQLite memory."""
+        return self.state_dir / "supervisor.sqlite"
+
+    def journal(self, process: str) -> Path:
+        """A process's journal: `router`, `supervisor`, `worker-BOARD`."""
+        return self.log_dir / f"{process}.jsonl"
+
+    # ---------------------------------------------------------------- look-ups
+    def resolve(self, path: str) -> Path:
+        """A path of the configuration; relative ones start at the file's folder."""
+        return (self.path.parent / path).resolve() if not Path(path).is_absolute() else Path(path)
+
+    def board(self, name: str) -> BoardConfig:
+        """The board of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        for board in self.config.boards:
+            if board.name == name:
+                return board
+        known = ", ".join(board.name for board in self.config.boards)
+        raise ConfigError(f"{self.path}: $.boards: no board named {name!r} (boards: {known})")
+
+    def model_of(self, board: str) -> ModelConfig:
+        """The model that is placed on the board."""
+        return next(model for model in self.config.models if board in boards_of(self.config, model))
+
+    def scheduler_of(self, alias: str) -> SchedulerConfig | None:
+        """The alias's `calculet-scheduler/v1` file, or None when it names none.
+
+        Raises:
+            ConfigError: the file is missing or wrong, or is for another alias.
+        """
+        model = next((model for model in self.config.models if model.alias == alias), None)
+        if model is None or model.scheduler is None:
+            return None
+        path = self.resolve(model.scheduler)
+        config = parse_scheduler(read_config(path), str(path))
+        if config.model_alias != alias:
+            raise ConfigError(f"{path}: $.model_alias: {config.model_alias!r}, but {self.path} uses it for {alias!r}")
+        return config
+
+
+def read_config(path: Path) -> bytes:
+    """A configuration file's bytes.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return read_bounded(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def load_fleet(path: Path) -> Fleet:
+    """Read and check a fleet file; creates nothing.
+
+    Raises:
+        ConfigError: names the file, the path in it and what is wrong.
+    """
+    path = path.resolve()
+    config = parse_fleet(read_config(path), str(path))
+    base = path.parent
+    run_dir = run_dir_for(str((base / config.run_dir).resolve()), os.getuid())
+    return Fleet(config, path, Path(run_dir), (base / config.state_dir).resolve(), (base / config.log_dir).resolve())
+
+
+def make_folders(fleet: Fleet) -> None:
+    """Create the fleet's folders, closed to others.
+
+    Raises:
+        ConfigError: a folder cannot be made, or the run folder belongs to somebody else.
+    """
+    for folder in (fleet.run_dir, fleet.state_dir, fleet.state_dir / "boards", fleet.log_dir):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o750)
+        except OSError as error:
+            raise ConfigError(f"{folder}: {error.strerror}") from None
+    if fleet.run_dir.stat().st_uid != os.getuid():
+        raise ConfigError(f"{fleet.run_dir}: belongs to another user")
