@@ -11,7 +11,8 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import yaml
@@ -21,6 +22,9 @@ from msgspec import Meta
 
 from calculet_core.batches import BatchProfile
 from calculet_core.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MANIFEST_NAME = "manifest.yaml"
 SIGNATURE_NAME = "manifest.sig"
@@ -143,6 +147,18 @@ class GoldenCase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if margin < self.min_margin:
                 return self.expected_token_ids[:index]
         return self.expected_token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package as read from disk; `verified_by` is the id of the key that signed it, None when it was only read."""
+
+    root: Path
+    manifest: Manifest
+    digest: str
+    """sha256 of the manifest: the artifact's name everywhere."""
+    golden: tuple[GoldenCase, ...]
+    verified_by: str | None = None
 
 
 class Signature(_Section, frozen=True):

@@ -35,10 +35,14 @@ class AdmissionConfig(_Section, frozen=True):
     """Scheduling §5, §15."""
 
     max_waiting_requests: PositiveInt = 128
+    """Requests that may wait for a lane and KV; above it 429 `over_capacity`."""
     max_waiting_prompt_tokens: PositiveInt = 262_144
+    """Prompt tokens that may wait."""
     deadline_default_ms: PositiveInt = 120_000
+    """Deadline of a request that asks for none."""
     # Additions.
     deadline_max_ms: PositiveInt = 600_000
+    """Most that a request may ask for."""
     max_sequences: PositiveInt | None = None
     """None: as many as the board has lanes."""
     max_kv_tokens: PositiveInt | None = None
@@ -49,18 +53,26 @@ class QueuesConfig(_Section, frozen=True):
     """Scheduling §6, §15: weights are device turns."""
 
     decode_weight: PositiveInt = 8
+    """Device turns of decode steps."""
     short_prefill_weight: PositiveInt = 4
+    """Device turns of short prompts."""
     medium_prefill_weight: PositiveInt = 2
+    """Device turns of medium prompts."""
     long_prefill_weight: PositiveInt = 1
+    """Device turns of long prompts."""
     short_prefill_max_tokens: PositiveInt = 512
+    """Longest short prompt."""
     medium_prefill_max_tokens: PositiveInt = 4096
+    """Longest medium prompt."""
 
 
 class BatchConfig(_Section, frozen=True):
     """Scheduling §7, §8, §15. Every profile must be in the artifact's manifest."""
 
     profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] = (1,)
+    """Compiled batch sizes to use."""
     batching_window_us: Natural = 0
+    """How long a step may wait for more ready sequences."""
     # Additions.
     tenant_lane_share: Share = 0.5
     """Most of a batch's lanes that one tenant may take while others wait."""
@@ -70,13 +82,18 @@ class ExecutorConfig(_Section, frozen=True):
     """Scheduling §14, §15."""
 
     max_inflight: Annotated[int, Meta(ge=1, le=2)] = 1
+    """Jobs in flight; 2 is ping/pong."""
     fixed_engine: bool = False
+    """Submit every job to one engine."""
     # Additions.
     busy_backoff_ms: PositiveInt = 5
+    """First pause after rc 17; it doubles."""
     busy_max_tries: PositiveInt = 8
+    """Tries before the job's requests fail with `device_busy`."""
     job_timeout_factor: PositiveFloat = 20.0
     """A job that runs this many times its expected duration, and at least `job_timeout_min_ms`, is timed out (rc 13)."""
     job_timeout_min_ms: PositiveInt = 5_000
+    """Floor of a job's time limit."""
     max_prefill_tokens_per_job: PositiveInt = 512
     """Where the artifact proves that prompts may be cut, a job takes at most this many tokens."""
 
@@ -85,13 +102,16 @@ class RecoveryConfig(_Section, frozen=True):
     """Acceptance §12, scheduling §15."""
 
     max_resets_per_10min: Natural = 2
+    """Board resets in any ten minutes; above it the board is condemned."""
     restart_on_unknown_dma: bool = True
+    """A job whose end cannot be proven: true = exit for a supervised restart, false = Failed until an operator acts."""
 
 
 class FairnessConfig(_Section, frozen=True):
     """Scheduling §5.3. An addition: §15 has no key for the cost formula's weight."""
 
     cost_decode_weight: PositiveFloat = 1.0
+    """What a requested output token costs, a prompt token being 1."""
 
 
 class SchedulerConfig(_Section, frozen=True):
@@ -112,23 +132,35 @@ class RouterConfig(_Section, frozen=True):
     """The HTTP front: address, limits and time-outs. Sizes in bytes, times in the unit of the name."""
 
     listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
+    """Address and port."""
     max_connections: PositiveInt = 4096
+    """Above it a new connection gets 503 and is closed."""
     max_header_bytes: PositiveInt = 65_536
+    """Above it 431."""
     max_body_bytes: PositiveInt = 16_777_216
+    """Above it 413."""
     header_timeout_s: PositiveFloat = 20.0
+    """From the first byte to the end of the headers."""
     body_timeout_s: PositiveFloat = 60.0
+    """From the headers to the end of the body."""
     idle_timeout_s: PositiveFloat = 120.0
+    """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
+    """Requests accepted and not ended; above it 429."""
     max_output_buffer_bytes: PositiveInt = 1_048_576
+    """What a slow reader may leave unread before its request is cancelled."""
     ping_interval_s: PositiveFloat = 10.0
     """Silence after which a stream gets its headers and a comment line."""
     accept_timeout_ms: PositiveInt = 3_000
     """A worker that has not answered a submission by then loses it to another."""
     max_resends: Natural = 2
+    """Sends after a lost worker, before the first generated token."""
     lease_interval_ms: PositiveInt = 1_000
+    """How often a router renews its lease; a worker waits three of them."""
     worker_silence_ms: PositiveInt = 5_000
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
+    """How long streams may finish after SIGTERM."""
 
 
 class BoardConfig(_Section, frozen=True):
@@ -136,8 +168,11 @@ class BoardConfig(_Section, frozen=True):
 
     name: Name
     device: str
+    """A backend: `sim` or `llamacpp`."""
     dram_gib: PositiveFloat = 32.0
+    """DRAM of the board; an artifact's reservation must fit."""
     options: dict[str, Any] = {}
+    """Of the backend."""
 
 
 class ModelConfig(_Section, frozen=True):
@@ -145,6 +180,7 @@ class ModelConfig(_Section, frozen=True):
 
     alias: Alias
     package: str
+    """Folder of a signed package."""
     boards: tuple[Name, ...] = ()
     """Empty: every board."""
     scheduler: str | None = None
@@ -156,19 +192,28 @@ class TenantConfig(_Section, frozen=True):
 
     name: Name
     weight: PositiveFloat = 1.0
+    """Share of service against other tenants."""
     max_active: PositiveInt | None = None
+    """Requests admitted at once."""
     max_waiting_tokens: PositiveInt | None = None
+    """Prompt tokens waiting at once."""
     requests_per_s: PositiveFloat | None = None
+    """Request rate; bursts of one second."""
     traffic_class: Literal["latency", "throughput"] = "latency"
+    """Which pool its requests prefer."""
 
 
 class RestartConfig(_Section, frozen=True):
     """How often a worker is started again, and how soon."""
 
     max_restarts: PositiveInt = 5
+    """Automatic restarts of a board's worker in `window_s`."""
     window_s: PositiveFloat = 60.0
+    """The restart budget's window."""
     backoff_base_ms: PositiveInt = 100
+    """First back-off, at most; full jitter."""
     backoff_max_ms: PositiveInt = 10_000
+    """Cap of the back-off."""
     stable_after_s: PositiveFloat = 30.0
     """Up for so long: the failure count starts again at 0."""
     half_open_after_s: PositiveFloat = 300.0
@@ -179,12 +224,17 @@ class SupervisionConfig(_Section, frozen=True):
     """Heartbeats and limits of the supervisor."""
 
     heartbeat_ms: PositiveInt = 500
+    """How often a worker reports."""
     heartbeat_timeout_ms: PositiveInt = 5_000
+    """Silence after which a worker is replaced."""
     hang_timeout_ms: PositiveInt = 30_000
     """Jobs in flight and no step for so long: the board hangs."""
     startup_timeout_ms: PositiveInt = 60_000
+    """From spawn to the first report."""
     load_timeout_ms: PositiveInt = 600_000
+    """From the load command to Ready."""
     drain_timeout_ms: PositiveInt = 30_000
+    """How long a worker may drain before it is stopped."""
     restart: RestartConfig = RestartConfig()
 
 
@@ -192,7 +242,9 @@ class JournalConfig(_Section, frozen=True):
     """Each process appends events to its own size-capped file."""
 
     max_bytes: PositiveInt = 33_554_432
+    """A file above it is rotated."""
     keep: Natural = 3
+    """Older files to keep."""
 
 
 class FleetConfig(_Section, frozen=True):
@@ -202,8 +254,11 @@ class FleetConfig(_Section, frozen=True):
     boards: Annotated[tuple[BoardConfig, ...], Meta(min_length=1)]
     models: Annotated[tuple[ModelConfig, ...], Meta(min_length=1)]
     run_dir: str = "../.calculet/run"
+    """Sockets. A path too long for a socket gets a short stand-in under /tmp."""
     state_dir: str = "../.calculet/state"
+    """What must survive a restart."""
     log_dir: str = "../.calculet/log"
+    """Journals and logs."""
     trusted_keys: tuple[str, ...] = ()
     """Public keys (PEM) that package signatures are checked with."""
     router: RouterConfig = RouterConfig()

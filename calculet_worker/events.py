@@ -108,7 +108,7 @@ class CommandArrived:
 
 @dataclass(frozen=True, slots=True)
 class PackageVerified:
-    """Answer to `VerifyPackage`: `package` is a `calculet_core.shell.packages.Package`, or `error` says what is wrong.
+    """Answer to `VerifyPackage`: `package` is a `calculet_core.artifact.Package`, or `error` says what is wrong.
 
     `vocabulary` maps a token id to its bytes (`Sequence[bytes]`); `scheduler` is the alias's `SchedulerConfig`.
     """

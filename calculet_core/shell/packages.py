@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -17,8 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from calculet_core.artifact import (
     MANIFEST_NAME,
     SIGNATURE_NAME,
-    GoldenCase,
-    Manifest,
+    Package,
     check_hashes,
     parse_golden,
     parse_manifest,
@@ -29,18 +27,6 @@ from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.files import read_bounded
 
 MAX_GOLDEN_BYTES = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Package:
-    """A package as read from disk; `verified_by` is the id of the key that signed it, None when it was only read."""
-
-    root: Path
-    manifest: Manifest
-    digest: str
-    """sha256 of the manifest: the artifact's name everywhere."""
-    golden: tuple[GoldenCase, ...]
-    verified_by: str | None = None
 
 
 def read_package(root: Path) -> Package:

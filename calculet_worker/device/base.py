@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from calculet_core.artifact import Package
 from calculet_core.batches import BatchProfile
 from calculet_core.config import BoardConfig
 from calculet_core.jobs import (
@@ -26,7 +27,6 @@ from calculet_core.jobs import (
     JobHandle,
     ReturnCode,
 )
-from calculet_core.shell.packages import Package
 
 
 class BoardUnavailable(Exception):

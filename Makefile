@@ -1,0 +1,49 @@
+# Everything starts here. `make` alone prints what there is.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+LOCAL  := .calculet
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help up setup engine packages test test-long check bench docs clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+up: packages  ## set everything up and serve a real chat on http://127.0.0.1:8080
+	@exec $(BIN)/calculet up --config $$(cat $(LOCAL)/fleet)
+
+setup: $(VENV)/.runtime  ## the virtual environment with what Calculet needs at run time
+
+$(VENV)/.runtime: pyproject.toml .ci/setup
+	@.ci/setup runtime "$(PYTHON)" "$(VENV)"
+
+$(VENV)/.dev: pyproject.toml .ci/setup $(VENV)/.runtime
+	@.ci/setup dev "$(PYTHON)" "$(VENV)"
+
+engine: $(VENV)/.runtime  ## the real engine (llama.cpp), compiled once; without a compiler the simulated board serves
+	@.ci/setup engine "$(PYTHON)" "$(VENV)"
+
+packages: engine  ## model packages for the boards, signed with a development key
+	@.ci/setup packages "$(PYTHON)" "$(VENV)"
+
+test: $(VENV)/.dev packages  ## everything that CI runs: the two laws, style, types, and all tests but the long searches
+	@$(MAKE) --no-print-directory check
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(VENV)/.dev packages  ## the long searches
+	$(BIN)/python -m pytest -m long
+
+check: $(VENV)/.dev  ## ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev packages  ## measure what docs/benchmarks.md claims
+	$(BIN)/python tests/bench/run.py
+
+docs: $(VENV)/.dev  ## write the generated reference pages under docs/reference
+	$(BIN)/python docs/generate.py
+
+clean:  ## remove what make made (the compiled engine stays in the cache)
+	rm -rf $(VENV) $(LOCAL) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
