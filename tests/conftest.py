@@ -6,3 +6,12 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+import pytest
+from builders_fleet import Packages
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    """Simulated packages, built once."""
+    return Packages(tmp_path_factory.mktemp("packages"))

@@ -1,0 +1,94 @@
+"""A fleet of simulated boards as a whole: start, device busy share, death and return of a worker, resident memory."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+from builders_fleet import Fleet, Packages, until
+
+from calculet_core import history
+from calculet_core.shell.journal import read_journal
+
+SATURATED_S = 60.0
+KILLS = 7
+
+
+def spread(values: list[float], unit: str, digits: int = 1) -> str:
+    return f"{statistics.median(values):.{digits}f} {unit} [{min(values):.{digits}f}-{max(values):.{digits}f}], n={len(values)}"
+
+
+def busy_seconds(fleet: Fleet, board: str) -> tuple[float, float]:
+    """(monotonic now, seconds the board has been busy)."""
+    text = fleet.get("/metrics").body.decode()
+    found = re.search(rf'calculet_worker_device_busy_seconds_total{{board="{board}"}} (\S+)', text)
+    assert found, "the metric is missing"
+    return time.monotonic(), float(found[1])
+
+
+def busy_share(folder: Path, packages: Packages) -> None:
+    """B1 at 15 ms a step, three clients for one board."""
+    package = packages.get("sim-b1", "--step-ms", "15", "--lanes", "4")
+    with Fleet(folder / "busy", package, packages.key.with_suffix(".pub"), boards=1) as fleet, ThreadPoolExecutor(3) as pool:
+        stop = time.monotonic() + SATURATED_S + 2
+
+        def client(number: int) -> None:
+            while time.monotonic() < stop:
+                assert fleet.completion(f"client {number}", max_tokens=100).status == 200
+
+        clients = [pool.submit(client, number) for number in range(3)]
+        until(lambda: busy_seconds(fleet, "board0")[1] > 0.5, "the board is busy")
+        start, busy = busy_seconds(fleet, "board0")
+        time.sleep(SATURATED_S)
+        end, more = busy_seconds(fleet, "board0")
+        for one in clients:
+            one.result()
+    print(f"device busy, B1 at 15 ms a step, {SATURATED_S:g} s saturated: {(more - busy) / (end - start) * 100:.2f} %")
+
+
+def kills(fleet: Fleet) -> None:
+    seen, back = [], []
+    for _ in range(KILLS):
+        at = time.monotonic_ns()
+        fleet.kill("worker", "board0")
+        fleet.wait_ready(2)
+        until(lambda: [e for e in read_journal(fleet.folder / "log" / "supervisor.jsonl") if e.event == history.FLEET_WORKER_EXITED and e.t > at], "exit journalled")
+        events = [event for path in (fleet.folder / "log").glob("*.jsonl") for event in read_journal(path) if event.t > at and event.board == "board0"]
+        seen.append(min(e.t for e in events if e.event == history.FLEET_WORKER_EXITED) - at)
+        ready = [e.t for e in events if e.event == history.BOARD_GENERATION and e.data.get("state") == "READY"]
+        back.append(min(ready) - at)
+    print(f"kill -9 of a worker to seen by the supervisor: {spread([ns / 1e6 for ns in seen], 'ms')}")
+    print(f"kill -9 of a worker to Ready again: {spread([ns / 1e9 for ns in back], 's', 2)}")
+
+
+def memory(fleet: Fleet) -> None:
+    for name, pid in fleet.pids().items():
+        assert pid
+        print(f"resident memory, idle, {name}: {psutil.Process(pid).memory_info().rss / 1e6:.0f} MB")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="calculet-bench-") as name:
+        folder = Path(name)
+        packages = Packages(folder)
+        fleet = Fleet(folder / "fleet", packages.get("sim-batch", "--step-ms", "5"), packages.key.with_suffix(".pub"))
+        starts = []
+        for _ in range(5):
+            start = time.monotonic()
+            fleet.start()
+            starts.append(time.monotonic() - start)
+            fleet.stop()
+        print(f"start of a two-board fleet to both Ready: {spread(starts, 's', 2)}")
+        with fleet:
+            memory(fleet)
+            kills(fleet)
+        busy_share(folder, packages)
+
+
+if __name__ == "__main__":
+    main()
