@@ -24,6 +24,10 @@ class ControlError(Exception):
         self.message, self.hint = message, hint
 
 
+class SupervisorUnreachable(ControlError):
+    """Nobody listens, or no answer came; nothing is known about what was asked."""
+
+
 def unpacker() -> msgpack.Unpacker:
     """A bounded streaming decoder: `feed` bytes, iterate whole objects."""
     return msgpack.Unpacker(raw=False, strict_map_key=True, max_buffer_size=MAX_MESSAGE_BYTES)
@@ -45,7 +49,8 @@ def call(
     """Send a verb and return its answer; `timeout_s` bounds every wait for the next bytes.
 
     Raises:
-        ControlError: nobody listens, the answer does not come, or it is a refusal.
+        SupervisorUnreachable: nobody listens, or the answer does not come.
+        ControlError: it is a refusal.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as sock:
         sock.settimeout(timeout_s)
@@ -65,11 +70,11 @@ def call(
                     raise ControlError(str(answer.get("error", "refused")), answer.get("hint"))
         except TimeoutError:
             message = f"no answer from the supervisor within {timeout_s:g} s"
-            raise ControlError(message, "is it stopped or stuck? see its log") from None
+            raise SupervisorUnreachable(message, "is it stopped or stuck? see its log") from None
         except (FileNotFoundError, ConnectionRefusedError):
-            raise ControlError(f"no supervisor listens at {path}", "start it with `calculet up` or systemctl") from None
+            raise SupervisorUnreachable(f"no supervisor listens at {path}", "start it with `calculet up` or systemctl") from None
         except PermissionError:
-            raise ControlError(f"{path}: permission denied", "run as the user that Calculet runs as") from None
+            raise SupervisorUnreachable(f"{path}: permission denied", "run as the user that Calculet runs as") from None
         except OSError as error:
-            raise ControlError(f"{path}: {error.strerror or error}") from None
-    raise ControlError("the supervisor closed the connection without an answer", "it may be restarting: try again")
+            raise SupervisorUnreachable(f"{path}: {error.strerror or error}") from None
+    raise SupervisorUnreachable("the supervisor closed the connection without an answer", "it may be restarting: try again")

@@ -81,6 +81,11 @@ class Fleet:
         """The supervisor's SQLite memory."""
         return self.state_dir / "supervisor.sqlite"
 
+    @property
+    def supervisor_lock(self) -> Path:
+        """flock of the fleet's one supervisor."""
+        return self.state_dir / "supervisor.lock"
+
     def journal(self, process: str) -> Path:
         """A process's journal: `router`, `supervisor`, `worker-BOARD`."""
         return self.log_dir / f"{process}.jsonl"

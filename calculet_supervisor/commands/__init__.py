@@ -1,1 +1,18 @@
-"""One administrative verb per file."""
+"""One administrative verb per file; `COMMANDS` is all of them, in the order of the help text."""
+
+from __future__ import annotations
+
+import click
+
+from calculet_supervisor.commands.config import config
+from calculet_supervisor.commands.drain import drain
+from calculet_supervisor.commands.package import package
+from calculet_supervisor.commands.restart import restart
+from calculet_supervisor.commands.resume import resume
+from calculet_supervisor.commands.start import start
+from calculet_supervisor.commands.status import status
+from calculet_supervisor.commands.stop import stop
+from calculet_supervisor.commands.up import up
+from calculet_supervisor.commands.version import version
+
+COMMANDS: tuple[click.Command, ...] = (up, status, drain, resume, stop, start, restart, config, package, version)

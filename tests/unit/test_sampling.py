@@ -84,6 +84,14 @@ def test_draws_follow_the_probabilities() -> None:
         assert counts[token_id] / 20_000 == pytest.approx(probability, abs=0.015)
 
 
+def test_draws_from_a_large_vocabulary_follow_the_probabilities_and_never_take_an_impossible_id() -> None:
+    row = np.full(5_000, -np.inf, np.float32)
+    row[[3, 700, 4_999]] = np.log([0.5, 0.3, 0.2])
+    counts = Counter(draws(a_sampler(), row, 5_000))
+    assert set(counts) == {3, 700, 4_999}
+    assert counts[700] / 5_000 == pytest.approx(0.3, abs=0.03)
+
+
 def test_temperature_sharpens_and_never_overflows() -> None:
     assert Counter(draws(a_sampler(temperature=0.5), SLOPE, 5_000))[0] / 5_000 == pytest.approx(0.16 / 0.2838, abs=0.03)
     assert set(draws(a_sampler(temperature=1e-40), a_row(3e38, -3e38, 0), 20)) == {0}

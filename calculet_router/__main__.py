@@ -1,0 +1,41 @@
+"""`calculet-router run --config FLEET.yaml`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from calculet_core.errors import ConfigError, ExitCode
+from calculet_core.shell.logs import set_up_logs
+from calculet_router.shell.app import serve
+
+
+@click.group()
+def main() -> None:
+    """The OpenAI-compatible front door of a fleet."""
+
+
+@main.command()
+@click.option("--config", required=True, type=click.Path(path_type=Path), help="A calculet-fleet/v1 file.")
+def run(config: Path) -> None:
+    """Serve HTTP until SIGTERM. Exit codes: 0 commanded, 78 configuration, 70 bug."""
+    set_up_logs("router")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(serve(config))
+    except ConfigError as error:
+        click.echo(f"calculet-router: {error}", err=True)
+        sys.exit(ExitCode.CONFIG)
+    except Exception:
+        logging.getLogger("calculet.router").exception("the router failed")
+        sys.exit(ExitCode.BUG)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

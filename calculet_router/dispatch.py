@@ -1,0 +1,432 @@
+"""The router's decisions: who gets a request, what becomes of it when a worker fails it, and when the client hears of what.
+
+A *call* is what one client asked; each of its choices is a *flight*: a request with its own id, of which one attempt at a time is
+with one worker. Every admission must be answered within a deadline, every request ends at its own deadline whatever the worker
+does, and what does not match (request, attempt, worker's life) is dropped. `retry` has the table of what follows a failed attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from calculet_core import history
+from calculet_core.clock import MS, S
+from calculet_core.config import RouterConfig, TenantConfig
+from calculet_core.errors import (
+    CalculetError,
+    DeadlineExceeded,
+    NoReadyWorker,
+    OverCapacity,
+    WorkerLost,
+    error_from_code,
+)
+from calculet_core.history import Event as Entry
+from calculet_core.ids import make_request_id, request_id_text
+from calculet_core.requests import SamplingParams
+from calculet_core.wire import Cancel, ErrorInfo, Piece, Submit
+from calculet_router import actions, events
+from calculet_router.actions import Action, Deliver, Send, Ticket
+from calculet_router.aliases import Aliases
+from calculet_router.balance import Balance, estimate_cost
+from calculet_router.fleet import LinkState, Roster, Worker
+from calculet_router.flights import Flight, Ongoing
+from calculet_router.openai import Call
+from calculet_router.retry import RETRY, Trouble, last_word
+from calculet_router.tenants import Tenants
+
+DEADLINE_GRACE_NS = 2 * S
+"""The worker enforces deadlines; a worker that cannot is given so much longer, then the client gets its 504."""
+DEADLINE_SWEEP_NS = 250 * MS
+MAX_COUNTER = 1 << 32
+
+Out = list[Action]
+
+
+class Dispatcher:
+    """`incarnation` makes this router's request ids unique; `roster`, `aliases` and `tenants` are its alone."""
+
+    def __init__(self, incarnation: int, config: RouterConfig, roster: Roster, aliases: Aliases, tenants: Tenants) -> None:
+        self.roster, self.aliases = roster, aliases
+        self._incarnation, self._config, self._tenants = incarnation, config, tenants
+        self._balance = Balance()
+        self._counter = 0
+        self._calls: dict[Any, Ongoing] = {}
+        self._flights: dict[int, Flight] = {}
+        self._next_sweep_ns = 0
+        self._handlers: dict[type[Any], Callable[[Any, int, Out], None]] = {
+            events.CallArrived: self._call_arrived,
+            events.ClientGone: self._client_gone,
+            events.ViewPublished: self._view_published,
+            events.HelloArrived: self._hello_arrived,
+            events.TickArrived: self._tick_arrived,
+            events.WorkerEnded: self._worker_ended,
+            events.Unsent: self._unsent,
+            events.TimePassed: self._time_passed,
+        }
+
+    def handle(self, event: events.Event, now_ns: int) -> Out:
+        """Decide; `now_ns` is CLOCK_MONOTONIC."""
+        out: Out = []
+        self._handlers[type(event)](event, now_ns, out)
+        return out
+
+    @property
+    def inflight(self) -> int:
+        """Requests (choices) that have not ended."""
+        return len(self._flights)
+
+    @property
+    def calls(self) -> int:
+        """Calls that have not ended."""
+        return len(self._calls)
+
+    def ready(self) -> int:
+        """Boards that can take a request now."""
+        return sum(len(self.roster.eligible(view.alias, view.digest)) for view in self.aliases.views())
+
+    # ---------------------------------------------------------------- calls
+    def _call_arrived(self, event: events.CallArrived, now_ns: int, out: Out) -> None:
+        call, owner = event.call, event.owner
+        first_id = self._mint(call.choices)
+        ticket = Ticket(request_id_text(first_id), event.created_s)
+        out.append(actions.Opened(owner, ticket))
+        alias = self.aliases.resolve(call.model)
+        if isinstance(alias, CalculetError):
+            self._refuse(event, alias, now_ns, out)
+            return
+        tenant = self._tenants.identify(event.authorization)
+        if error := self._over_limits(tenant, call.choices, now_ns):
+            self._refuse(event, error, now_ns, out)
+            return
+        deadline_ns = now_ns + self.aliases.deadline_ms(alias.alias, event.timeout_ms) * MS
+        ongoing = Ongoing(owner, call, ticket, alias, tenant, now_ns, deadline_ns, event.timeout_ms is not None, call.choices)
+        self._calls[owner] = ongoing
+        for index in range(call.choices):
+            request_id = first_id + index
+            flight = Flight(ongoing, request_id, index, call.prompts[index // call.n], _seeded(call, index))
+            ongoing.flights.append(flight)
+            self._flights[request_id] = flight
+            data = {"model": alias.alias, "tenant": tenant.name}
+            if event.label is not None:
+                data["label"] = event.label
+            out.append(
+                Entry(history.REQUEST_ACCEPTED, now_ns, request_id, None, None, None, None, None, data, float(event.created_s))
+            )
+        for flight in ongoing.flights:
+            if not self._send(flight, now_ns, out):
+                return
+
+    def _mint(self, count: int) -> int:
+        """The first of `count` ids in a row."""
+        if self._counter + count > MAX_COUNTER:
+            self._counter = 0
+        first = make_request_id(self._incarnation, self._counter)
+        self._counter += count
+        return first
+
+    def _over_limits(self, tenant: TenantConfig, requests: int, now_ns: int) -> CalculetError | None:
+        limit = self._config.max_inflight_requests
+        if len(self._flights) + requests > limit:
+            return OverCapacity(f"{len(self._flights)} of {limit} requests are in flight (router.max_inflight_requests)")
+        return self._tenants.admit(tenant, requests, now_ns)
+
+    def _refuse(self, event: events.CallArrived, error: CalculetError, now_ns: int, out: Out) -> None:
+        """Before anything was sent or recorded."""
+        out.append(actions.Fail(event.owner, error))
+        out.append(actions.Ended(event.call.model, "failed", error, 0, 0, now_ns, None, now_ns))
+
+    def _client_gone(self, event: events.ClientGone, now_ns: int, out: Out) -> None:
+        ongoing = self._calls.get(event.owner)
+        if ongoing is not None:
+            data: dict[str, Any] = {"reason": event.reason}
+            if event.code is not None:
+                data["code"] = event.code
+            self._close(ongoing, "cancelled", event.reason, data, now_ns, out)
+            out.append(self._ended(ongoing, "cancelled", None, now_ns))
+
+    def _fail(self, ongoing: Ongoing, error: CalculetError, now_ns: int, out: Out, suspected_poison: bool = False) -> None:
+        """The client's terminal is an error; what still runs of the call is cancelled."""
+        data: dict[str, Any] = {"code": error.code}
+        if suspected_poison:
+            data["suspected_poison"] = True
+        self._close(ongoing, "failed", error.code, data, now_ns, out)
+        out.append(actions.Fail(ongoing.owner, error))
+        out.append(self._ended(ongoing, "failed", error, now_ns))
+
+    def _close(self, ongoing: Ongoing, outcome: str, reason: str, data: dict[str, Any], now_ns: int, out: Out) -> None:
+        for flight in ongoing.flights:
+            if not flight.done:
+                self._release(flight, reason, out)
+                self._end_flight(flight, outcome, data, now_ns, out)
+        self._forget(ongoing)
+
+    def _forget(self, ongoing: Ongoing) -> None:
+        del self._calls[ongoing.owner]
+        self._tenants.release(ongoing.tenant, ongoing.call.choices)
+
+    def _end_flight(self, flight: Flight, outcome: str, data: dict[str, Any] | None, now_ns: int, out: Out) -> None:
+        """Journal one request's terminal, once. Its tokens are counted whatever the client saw."""
+        flight.done = True
+        request_id, attempt = flight.request_id, flight.attempt
+        del self._flights[request_id]
+        if flight.generated:
+            tokens = {"n": flight.generated}
+            out.append(Entry(history.REQUEST_TOKENS, now_ns, request_id, attempt, None, None, None, None, tokens))
+        fields = {"outcome": outcome, "prompt_tokens": flight.prompt_tokens, "tokens": flight.generated}
+        if data:
+            fields.update(data)
+        out.append(Entry(history.REQUEST_DONE, now_ns, request_id, attempt, None, None, None, None, fields))
+
+    def _ended(self, ongoing: Ongoing, outcome: str, error: CalculetError | None, now_ns: int) -> actions.Ended:
+        """The call's sums; a prompt counts once however often it was answered. Nobody looks at the flights any more."""
+        prompts = generated = 0
+        for flight in ongoing.flights:
+            generated += flight.generated
+            if flight.index % ongoing.call.n == 0:
+                prompts += flight.prompt_tokens
+        ongoing.flights = []
+        return actions.Ended(
+            ongoing.alias.alias, outcome, error, prompts, generated, ongoing.accepted_ns, ongoing.first_ns, now_ns
+        )
+
+    # ---------------------------------------------------------------- attempts
+    def _send(self, flight: Flight, now_ns: int, out: Out) -> bool:
+        """Start the next attempt; False when nobody is left, which ends the call."""
+        ongoing = flight.ongoing
+        alias, call = ongoing.alias, ongoing.call
+        worker = self._balance.choose(self.roster.eligible(alias.alias, alias.digest), flight.refusals)
+        if worker is None:
+            self._fail(ongoing, last_word(flight.refusals.values(), alias.alias), now_ns, out)
+            return False
+        flight.attempt += 1
+        flight.worker, flight.accepted, flight.sent_ns = worker, False, now_ns
+        flight.cost = estimate_cost(flight.prompt, call.max_new_tokens)
+        worker.unanswered += flight.cost
+        worker.flights[flight.request_id] = flight
+        view, tenant = worker.view, ongoing.tenant
+        ongoing.ticket.digest = view.digest
+        submit = Submit(
+            flight.request_id, flight.attempt, worker.epoch, view.generation, view.digest, alias.alias, tenant.name, tenant.weight,
+            flight.prompt, call.max_new_tokens, flight.sampling, call.stop, ongoing.deadline_ns, ongoing.deadline_asked,
+            ongoing.accepted_ns,
+        )  # fmt: skip
+        out.append(Send(worker.board, worker.epoch, submit))
+        out.append(
+            Entry(history.REQUEST_SENT, now_ns, flight.request_id, flight.attempt, worker.board, worker.epoch, view.generation)
+        )
+        return True
+
+    def _release(self, flight: Flight, cancel_reason: str | None, out: Out) -> None:
+        """End the attempt: its worker owes nothing for it any more; with a reason the worker is told to stop."""
+        worker = flight.worker
+        if worker is None:
+            return
+        flight.worker = None
+        worker.flights.pop(flight.request_id, None)
+        if flight.accepted:
+            worker.settled = max(0.0, worker.settled - flight.cost)
+        else:
+            worker.unanswered -= flight.cost
+        if cancel_reason is not None:
+            cancel = Cancel(flight.request_id, flight.attempt, worker.epoch, cancel_reason)
+            out.append(Send(worker.board, worker.epoch, cancel))
+
+    def _trouble(self, flight: Flight, trouble: Trouble, error: CalculetError, now_ns: int, out: Out) -> None:
+        """An attempt came to nothing: send the request again, or end the call with `error`."""
+        rule, worker, ongoing = RETRY[trouble], flight.worker, flight.ongoing
+        self._release(flight, trouble.value if rule.cancels else None, out)
+        if rule.excludes_worker and worker is not None:
+            flight.refusals[worker.key] = error
+        flight.losses += rule.spends_resend
+        if flight.begun:
+            self._fail(ongoing, error, now_ns, out)
+        elif flight.losses > self._config.max_resends:
+            message = f"{flight.losses} workers were lost with this request; it is not sent again"
+            self._fail(ongoing, WorkerLost(message), now_ns, out, suspected_poison=True)
+        else:
+            if flight.generated:
+                flight.generated = 0
+                out.append(actions.Restart(ongoing.owner, flight.index))
+            if self._send(flight, now_ns, out):
+                out.append(actions.Resent(trouble.value))
+
+    def _abandon(self, worker: Worker, trouble: Trouble, error: CalculetError, now_ns: int, out: Out) -> None:
+        """Every attempt on the worker came to nothing. A flight may end meanwhile, with its call."""
+        for flight in list(worker.flights.values()):
+            if flight.worker is worker:
+                self._trouble(flight, trouble, error, now_ns, out)
+
+    # ---------------------------------------------------------------- workers
+    def _view_published(self, event: events.ViewPublished, now_ns: int, out: Out) -> None:
+        change = self.roster.take(event.view, now_ns)
+        if change is None:
+            return
+        self.aliases.take(event.view.aliases)
+        opened, ended = change
+        for worker in ended:
+            worker.link = LinkState.LOST
+            out.append(actions.CloseLink(worker.board, worker.epoch))
+        out.extend(actions.OpenLink(worker.view) for worker in opened)
+        for worker in ended:
+            self._abandon(worker, Trouble.WORKER_LOST, _lost(worker, "was replaced"), now_ns, out)
+
+    def _hello_arrived(self, event: events.HelloArrived, now_ns: int, out: Out) -> None:
+        worker, hello = self.roster.find(event.board, event.epoch), event.hello
+        if worker is None or (hello.board, hello.epoch) != worker.key:
+            out.append(actions.Ignored("foreign", 1))
+            return
+        worker.heard_ns = now_ns
+        if worker.hello != hello or worker.link is not LinkState.UP:
+            worker.hello, worker.link = hello, LinkState.UP
+            self.roster.changed()
+
+    def _worker_ended(self, event: events.WorkerEnded, now_ns: int, out: Out) -> None:
+        worker = self.roster.find(event.board, event.epoch)
+        if worker is None:
+            return
+        worker.link = LinkState.LOST
+        self.roster.changed()
+        out.append(actions.CloseLink(worker.board, worker.epoch))
+        self._abandon(worker, Trouble.WORKER_LOST, _lost(worker, event.reason), now_ns, out)
+
+    def _unsent(self, event: events.Unsent, now_ns: int, out: Out) -> None:
+        worker, flight = self.roster.find(event.board, event.epoch), self._flights.get(event.request_id)
+        if worker is not None and worker.link is LinkState.UP:
+            worker.link = LinkState.SUSPECT
+            self.roster.changed()
+        if flight is not None and flight.attempt == event.attempt and flight.worker is not None:
+            error = NoReadyWorker(f"the link to {event.board} is down")
+            self._trouble(flight, Trouble.UNSENT, error, now_ns, out)
+
+    def _tick_arrived(self, event: events.TickArrived, now_ns: int, out: Out) -> None:
+        worker, tick = self.roster.find(event.board, event.epoch), event.tick
+        if worker is None or tick.epoch != worker.epoch:
+            out.append(actions.Ignored("foreign", 1))
+            return
+        worker.heard_ns = now_ns
+        if worker.link is LinkState.SUSPECT and worker.hello is not None:
+            worker.link = LinkState.UP
+            self.roster.changed()
+        if worker.seq is not None and tick.seq != worker.seq + 1:
+            out.append(actions.LostMessages(worker.board, worker.epoch, worker.seq + 1, tick.seq))
+            self._abandon(worker, Trouble.MESSAGE_LOST, _lost(worker, "lost messages"), now_ns, out)
+        worker.seq = tick.seq
+        late = 0
+        for answer in tick.accepted:
+            flight = worker.flights.get(answer.request_id)
+            if flight is None or flight.attempt != answer.attempt:
+                late += 1
+            elif not flight.accepted:
+                flight.prompt_tokens = answer.prompt_tokens
+                self._accept(flight, worker, float(answer.prompt_tokens + answer.max_new_tokens), out)
+        for refusal in tick.refused:
+            flight = worker.flights.get(refusal.request_id)
+            if flight is None or flight.attempt != refusal.attempt:
+                late += 1
+                continue
+            error = _error(refusal.error)
+            if refusal.retryable:
+                self._trouble(flight, Trouble.REFUSED, error, now_ns, out)
+            else:
+                self._release(flight, None, out)
+                self._fail(flight.ongoing, error, now_ns, out)
+        late += self._pieces(worker, tick.pieces, now_ns, out)
+        if tick.load is not None:
+            worker.settled = tick.load.cost
+        if late:
+            out.append(actions.Ignored("late", late))
+        if not worker.listed and not worker.flights:
+            out.extend(actions.CloseLink(gone.board, gone.epoch) for gone in self.roster.unlisted())
+
+    def _accept(self, flight: Flight, worker: Worker, cost: float, out: Out) -> None:
+        flight.accepted = True
+        worker.unanswered -= flight.cost
+        worker.settled += cost
+        flight.cost = cost
+        ongoing = flight.ongoing
+        if ongoing.call.stream and all(other.accepted or other.done for other in ongoing.flights):
+            out.append(actions.Admitted(ongoing.owner))
+
+    # ---------------------------------------------------------------- tokens
+    def _pieces(self, worker: Worker, pieces: list[Piece], now_ns: int, out: Out) -> int:
+        """The hot loop: one message of a worker, all its lanes. Returns how many came too late."""
+        late, flights, deliver = 0, worker.flights, out.append
+        for piece in pieces:
+            flight = flights.get(piece.request_id)
+            if flight is None or flight.attempt != piece.attempt:
+                late += 1
+                continue
+            if not flight.accepted:
+                self._accept(flight, worker, flight.cost, out)
+            ongoing = flight.ongoing
+            flight.generated += piece.tokens
+            if not flight.begun and piece.error is None:
+                if ongoing.first_ns is None and piece.tokens:
+                    ongoing.first_ns = now_ns
+                if ongoing.call.stream and (piece.text or piece.logprobs):
+                    flight.begun = True
+            if piece.finish is not None or piece.error is not None:
+                self._piece_ended(flight, piece, now_ns, out)
+            else:
+                deliver(Deliver(ongoing.owner, flight.index, piece))
+        return late
+
+    def _piece_ended(self, flight: Flight, piece: Piece, now_ns: int, out: Out) -> None:
+        ongoing, usage = flight.ongoing, piece.usage
+        if usage is not None:
+            flight.prompt_tokens, flight.generated = usage.prompt_tokens, usage.completion_tokens
+        if piece.error is not None:
+            error = _error(piece.error)
+            if error.retryable:
+                self._trouble(flight, Trouble.FAILED, error, now_ns, out)
+            else:
+                self._release(flight, None, out)
+                self._fail(ongoing, error, now_ns, out)
+            return
+        self._release(flight, None, out)
+        out.append(Deliver(ongoing.owner, flight.index, piece))
+        self._end_flight(flight, "completed", None, now_ns, out)
+        ongoing.left -= 1
+        if ongoing.left == 0:
+            self._forget(ongoing)
+            out.append(self._ended(ongoing, "completed", None, now_ns))
+
+    # ---------------------------------------------------------------- time
+    def _time_passed(self, event: events.TimePassed, now_ns: int, out: Out) -> None:
+        late_ns = now_ns - self._config.accept_timeout_ms * MS
+        for flight in [one for one in self._flights.values() if not one.accepted and one.sent_ns <= late_ns]:
+            if flight.worker is not None:
+                unanswered = NoReadyWorker(f"{flight.worker.board} did not answer in time")
+                self._trouble(flight, Trouble.UNANSWERED, unanswered, now_ns, out)
+        for worker in self.roster.silent(now_ns, self._config.worker_silence_ms * MS):
+            error = _lost(worker, "fell silent")
+            for flight in list(worker.flights.values()):
+                if flight.worker is worker and not flight.begun:
+                    self._trouble(flight, Trouble.SILENT, error, now_ns, out)
+        if now_ns >= self._next_sweep_ns:
+            self._next_sweep_ns = now_ns + DEADLINE_SWEEP_NS
+            limit_ns = now_ns - DEADLINE_GRACE_NS
+            for ongoing in [one for one in self._calls.values() if one.deadline_ns < limit_ns]:
+                seconds = (ongoing.deadline_ns - ongoing.accepted_ns) / S
+                self._fail(ongoing, DeadlineExceeded(f"the request did not finish within {seconds:g} s"), now_ns, out)
+
+
+def _lost(worker: Worker, what: str) -> WorkerLost:
+    return WorkerLost(f"the worker of {worker.board} {what}")
+
+
+def _error(info: ErrorInfo) -> CalculetError:
+    return error_from_code(info.code, info.message, info.param, info.retry_after_s)
+
+
+def _seeded(call: Call, index: int) -> SamplingParams:
+    """The answers to one prompt differ although the client gave one seed: the k-th draws with seed + k."""
+    sampling = call.sampling
+    if sampling.seed is None or call.n == 1:
+        return sampling
+    place = index % call.n
+    seed = (sampling.seed + place + (1 << 63)) % (1 << 64) - (1 << 63)
+    return msgspec.structs.replace(sampling, seed=seed)

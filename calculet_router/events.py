@@ -1,0 +1,82 @@
+"""What the dispatcher is told: `Dispatcher.handle(event, now_ns) -> list[Action]`.
+
+Structs rather than dataclasses: one is made for every message of every worker.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from calculet_core.wire import FleetView, Tick, WorkerHello
+from calculet_router.openai import Call
+
+
+class CallArrived(msgspec.Struct, frozen=True):
+    """A parsed call. `owner` is whoever gets the answer; the dispatcher only hands it back."""
+
+    owner: Any
+    call: Call
+    created_s: int
+    """UTC, for the answer's `created`."""
+    authorization: bytes | None = None
+    timeout_ms: int | None = None
+    label: str | None = None
+    """The client's own request id."""
+
+
+class ClientGone(msgspec.Struct, frozen=True):
+    """Nobody reads the answer any more; `code` when that was our decision (`slow_reader`, `shutting_down`)."""
+
+    owner: Any
+    reason: str
+    code: str | None = None
+
+
+class ViewPublished(msgspec.Struct, frozen=True):
+    """From the supervisor or its file."""
+
+    view: FleetView
+
+
+class HelloArrived(msgspec.Struct, frozen=True):
+    """A worker said who it is. `board` and `epoch` are the link's."""
+
+    board: str
+    epoch: int
+    hello: WorkerHello
+
+
+class TickArrived(msgspec.Struct, frozen=True):
+    """All that a worker had for this router. `board` and `epoch` are the link's."""
+
+    board: str
+    epoch: int
+    tick: Tick
+
+
+class WorkerEnded(msgspec.Struct, frozen=True):
+    """The worker's process is gone."""
+
+    board: str
+    epoch: int
+    reason: str
+
+
+class Unsent(msgspec.Struct, frozen=True):
+    """The link could not take a submission."""
+
+    board: str
+    epoch: int
+    request_id: int
+    attempt: int
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """Several times a second: acceptance and request deadlines, silence of workers."""
+
+
+Event = (
+    CallArrived | ClientGone | ViewPublished | HelloArrived | TickArrived | WorkerEnded | Unsent | TimePassed
+)  # fmt: skip

@@ -1,0 +1,355 @@
+"""The router process: it owns the loop, performs the dispatcher's actions, and lives without a supervisor.
+
+At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, lets
+streams finish within their drain time, and ends with 0; a second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import resource
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from calculet_core import wire
+from calculet_core.config import AdmissionConfig
+from calculet_core.errors import CalculetError, ConfigError, ExitCode, ShuttingDown
+from calculet_core.history import Event
+from calculet_core.shell.death_pipe import watch_death_pipe
+from calculet_core.shell.files import read_bounded
+from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
+from calculet_core.shell.journal import Journal
+from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
+from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
+from calculet_router import actions, events
+from calculet_router.aliases import Aliases
+from calculet_router.dispatch import Dispatcher
+from calculet_router.fleet import LinkState, Roster
+from calculet_router.shell.endpoints import Endpoints
+from calculet_router.shell.exchange import Exchange
+from calculet_router.shell.http_server import HttpServer, bind
+from calculet_router.shell.telemetry import OTHER, RouterTelemetry, rss_bytes
+from calculet_router.shell.worker_link import WorkerLink
+from calculet_router.tenants import Tenants
+
+REPORT_S = 1.0
+SPARE_FILES = 512
+"""Descriptors beside those of connections."""
+TICK_S = 0.1
+"""How often the dispatcher hears that time passes."""
+FLUSH_S = 0.2
+FIRST_LINKS_S = 1.0
+"""How long listening waits for the workers of the fleet-view file, so that a restart does not begin with refusals."""
+GLANCE_S = 0.01
+"""A look at whether something that takes milliseconds has happened."""
+MAX_VIEW_BYTES = 16 << 20
+log = logging.getLogger("calculet.router")
+
+
+class RouterApp:
+    """One router. `run` returns the exit code."""
+
+    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig]) -> None:
+        config = fleet.config.router
+        self.fleet, self.config = fleet, config
+        self.incarnation = secrets.randbits(32) or 1
+        tenants = Tenants(fleet.config.tenants, time.monotonic_ns())
+        self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
+        self.telemetry = RouterTelemetry(config)
+        journal = fleet.config.journal
+        self.journal = Journal(fleet.journal("router"), journal.max_bytes, journal.keep)
+        self.draining = False
+        self._loop = asyncio.get_running_loop()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._links: dict[tuple[str, int], WorkerLink] = {}
+        self._stop = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._signals = 0
+        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone)
+        self._supervisor = connect_dealer(
+            self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
+        )
+        self._perform: dict[type[Any], Callable[[Any], None]] = {
+            actions.Opened: lambda action: action.owner.open(action.ticket),
+            actions.Admitted: lambda action: action.owner.admit(),
+            actions.Restart: lambda action: action.owner.restart(action.index),
+            actions.Fail: lambda action: action.owner.fail(action.error),
+            actions.Send: self._send,
+            actions.OpenLink: self._open_link,
+            actions.CloseLink: self._close_link,
+            actions.Ended: self._ended,
+            actions.Resent: lambda action: self.telemetry.resend(action.reason),
+            actions.Ignored: lambda action: self.telemetry.count(
+                "calculet_router_bad_messages", action.count, reason=action.reason
+            ),
+            actions.LostMessages: self._messages_lost,
+        }
+
+    # ---------------------------------------------------------------- life
+    async def run(self) -> int:
+        """Serve until told to stop.
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        sockets = self._sockets()
+        raise_file_limit(self.config.max_connections + SPARE_FILES)
+        for name in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(name, self._signalled)
+        watch_death_pipe(self._keeper_gone)
+        self._load_view()
+        metrics = await serve_metrics(self.fleet.metrics_socket("router"), self._own_exposition)
+        self._every(TICK_S, lambda: self.feed(events.TimePassed()))
+        self._every(FLUSH_S, self._settle)
+        self._every(REPORT_S, self._report)
+        if watchdog := watchdog_interval_s():
+            self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
+        await self._first_links()
+        await self._server.listen(sockets)
+        log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
+        sd_notify("READY=1")
+        tune_gc()
+        try:
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            metrics.close()
+            self.fleet.metrics_socket("router").unlink(missing_ok=True)
+            self._close()
+        return ExitCode.OK
+
+    def _sockets(self) -> list[socket.socket]:
+        inherited = [fd for fds in listen_fds().values() for fd in fds]
+        if inherited:
+            found = [socket.socket(fileno=fd) for fd in inherited]
+            for sock in found:
+                sock.setblocking(False)
+            return found
+        try:
+            return [bind(self.config.listen)]
+        except OSError as error:
+            why = "is in use by another process" if error.errno == 98 else error.strerror
+            raise ConfigError(f"{self.fleet.path}: $.router.listen: {self.config.listen} {why}") from None
+
+    def _url(self, sockets: list[socket.socket]) -> str:
+        host, port = sockets[0].getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _load_view(self) -> None:
+        try:
+            data = read_bounded(self.fleet.fleet_view, MAX_VIEW_BYTES)
+            self.feed(events.ViewPublished(msgspec.json.decode(data, type=wire.FleetView)))
+        except FileNotFoundError:
+            log.info("no fleet view yet at %s", self.fleet.fleet_view)
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("the fleet view at %s cannot be used: %s", self.fleet.fleet_view, error)
+
+    async def _first_links(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LINKS_S):
+                while LinkState.CONNECTING in self.dispatcher.roster.links().values() and not self._stop.is_set():
+                    await asyncio.sleep(GLANCE_S)
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            log.warning("second signal: ending at once, calls=%d", self.dispatcher.calls)
+            self._quiet.set()
+        self._stop.set()
+
+    def _keeper_gone(self) -> None:
+        log.warning("the keeper is gone")
+        self._quiet.set()
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Streams may finish; what is left at the end is cancelled, and its client told."""
+        self.draining = True
+        sd_notify("STOPPING=1")
+        log.info("draining calls=%d", self.dispatcher.calls)
+        self._server.stop_listening()
+        if self.dispatcher.calls:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.config.drain_timeout_s):
+                    await self._quiet.wait()
+        for connection in list(self._server.connections):
+            if connection.exchange is not None and connection.exchange.owner is not None:
+                owner = connection.exchange.owner
+                self.feed(events.ClientGone(owner, "the router is shutting down", ShuttingDown.code))
+                owner.fail(ShuttingDown("the router is shutting down"))
+        await asyncio.sleep(0)
+        for connection in list(self._server.connections):
+            connection.close_if_idle()
+        await asyncio.sleep(GLANCE_S)
+
+    def _close(self) -> None:
+        self._server.abort()
+        for link in self._links.values():
+            link.close()
+        self._supervisor.close()
+        self._context.destroy(linger=0)
+        self.journal.close()
+
+    def _every(self, seconds: float, act: Callable[[], object]) -> None:
+        def again() -> None:
+            try:
+                act()
+            except Exception:
+                log.exception("a periodic task failed")
+            self._loop.call_later(seconds, again)
+
+        again()
+
+    # ---------------------------------------------------------------- decisions and what they want
+    def feed(self, event: events.Event) -> None:
+        """Tell the dispatcher, and do what it wants."""
+        perform, write = self._perform, self.journal.append
+        for action in self.dispatcher.handle(event, time.monotonic_ns()):
+            if isinstance(action, actions.Deliver):
+                action.owner.deliver(action.index, action.piece)
+            elif isinstance(action, Event):
+                write(action)
+            else:
+                perform[type(action)](action)
+
+    def _send(self, action: actions.Send) -> None:
+        link, message = self._links.get((action.board, action.epoch)), action.message
+        if link is not None:
+            link.send(message)
+        elif isinstance(message, wire.Submit):
+            unsent = events.Unsent(action.board, action.epoch, message.request_id, message.attempt)
+            self._loop.call_soon(self.feed, unsent)
+
+    def _open_link(self, action: actions.OpenLink) -> None:
+        view = action.view
+        log.info("board %s: connecting epoch=%d endpoint=%s", view.board, view.epoch, view.endpoint)
+        try:
+            link = WorkerLink(
+                self._context, view, self.incarnation, self.config.lease_interval_ms / 1000, self.feed, self._bad_message
+            )
+        except zmq.ZMQError as error:
+            log.error("board %s: cannot connect to %s: %s", view.board, view.endpoint, error)
+            return
+        self._links[view.board, view.epoch] = link
+
+    def _close_link(self, action: actions.CloseLink) -> None:
+        if link := self._links.pop((action.board, action.epoch), None):
+            link.close()
+
+    def _messages_lost(self, action: actions.LostMessages) -> None:
+        log.error("board %s: messages lost, expected seq=%d got=%d", action.board, action.expected, action.got)
+        self.telemetry.count("calculet_router_lost_messages")
+
+    def _ended(self, action: actions.Ended) -> None:
+        model = action.alias if self.dispatcher.aliases.known(action.alias) else OTHER
+        self.telemetry.ended(action, model)
+        if self.draining and not self.dispatcher.calls:
+            self._quiet.set()
+
+    def _bad_message(self, reason: str) -> None:
+        self.telemetry.count("calculet_router_bad_messages", reason=reason)
+
+    # ---------------------------------------------------------------- HTTP
+    def _reader_gone(self, exchange: Exchange, reason: str, code: str | None) -> None:
+        if exchange.owner is None:
+            return
+        self.telemetry.count("calculet_router_slow_readers" if code else "calculet_router_disconnects")
+        self.feed(events.ClientGone(exchange.owner, reason, code))
+
+    def count_error(self, error: CalculetError) -> None:
+        """An error that never became a call."""
+        self.telemetry.error(error)
+
+    # ---------------------------------------------------------------- supervisor
+    def _from_supervisor(self, frames: Frames) -> None:
+        try:
+            kind, body = frames
+            message = wire.decode(kind, body)
+        except (wire.WireError, ValueError):
+            self._bad_message("malformed")
+            return
+        if isinstance(message, wire.FleetView):
+            self.feed(events.ViewPublished(message))
+            self._report()
+        else:
+            self._bad_message("unexpected")
+
+    def _report(self) -> None:
+        telemetry, roster = self.telemetry, self.dispatcher.roster
+        report = wire.RouterReport(
+            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"http://{self.config.listen}",
+            self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
+        )  # fmt: skip
+        self._supervisor.send(wire.encode(report))
+
+    # ---------------------------------------------------------------- metrics and journal
+    def _settle(self) -> None:
+        self.telemetry.settle()
+        self.journal.flush()
+
+    def _own_exposition(self) -> bytes:
+        self.telemetry.settle()
+        collectors, links = self.telemetry.collectors, list(self.dispatcher.roster.links().values())
+        collectors("calculet_router_inflight").set(self.dispatcher.inflight)
+        collectors("calculet_router_connections").set(len(self._server.connections))
+        collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
+        for state in LinkState:
+            collectors("calculet_router_workers", state=state.value).set(links.count(state.value))
+        return collectors.exposition()
+
+    async def exposition(self) -> bytes:
+        """The whole fleet's metrics; a process that does not answer is missing."""
+        names = ["supervisor", *(f"worker-{board.name}" for board in self.fleet.config.boards)]
+        others = await asyncio.gather(*(fetch_metrics(self.fleet.metrics_socket(name)) for name in names))
+        return merge_expositions([self._own_exposition(), *others])
+
+
+
+def load_admissions(fleet: Fleet) -> dict[str, AdmissionConfig]:
+    """Alias -> its deadlines.
+
+    Raises:
+        ConfigError: a scheduler file is wrong.
+    """
+    found = {}
+    for model in fleet.config.models:
+        scheduler = fleet.scheduler_of(model.alias)
+        found[model.alias] = AdmissionConfig() if scheduler is None else scheduler.admission
+    return found
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Every connection is a descriptor; the usual soft limit of 1024 is below `max_connections`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        log.warning("only %d open files are allowed: fewer than router.max_connections needs (%d)", hard, wanted)
+        wanted = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+def tune_gc() -> None:
+    """What lives now lives on; young collections become rare."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
+async def serve(config: Path) -> int:
+    """Run a router for a fleet file until it is told to stop; the exit code."""
+    fleet = load_fleet(config)
+    admissions = load_admissions(fleet)
+    make_folders(fleet)
+    return await RouterApp(fleet, admissions).run()

@@ -1,0 +1,249 @@
+"""The router's HTTP interface: which path does what, and the reply of a call.
+
+Model calls go to the dispatcher and are answered when it says so; everything else is answered here and now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown
+from calculet_core.shell.telemetry import CONTENT_TYPE
+from calculet_core.wire import PROTOCOL, AliasView, Piece
+from calculet_router import events
+from calculet_router.actions import Ticket
+from calculet_router.dispatch import Dispatcher
+from calculet_router.openai import Call, parse_chat, parse_text, parse_timeout_ms
+from calculet_router.shell.exchange import Exchange
+from calculet_router.sse import Answer, make_answer
+
+PARSERS: dict[bytes, Callable[[bytes], Call]] = {b"/v1/chat/completions": parse_chat, b"/v1/completions": parse_text}
+MODELS = b"/v1/models"
+GET_HEAD = (b"GET", b"HEAD")
+_encode = msgspec.json.Encoder().encode
+
+
+class App(Protocol):
+    """What endpoints need of the process."""
+
+    dispatcher: Dispatcher
+    draining: bool
+
+    def feed(self, event: events.Event) -> None:
+        """Tell the dispatcher and do what it wants."""
+        ...
+
+    def count_error(self, error: CalculetError) -> None:
+        """An error that never became a call."""
+        ...
+
+    async def exposition(self) -> bytes:
+        """The whole fleet's metrics."""
+        ...
+
+
+class Reply:
+    """One call's answer on its way to its exchange: what the dispatcher calls the owner."""
+
+    __slots__ = ("_answer", "_call", "_exchange", "_ticket")
+
+    def __init__(self, exchange: Exchange, call: Call) -> None:
+        self._exchange, self._call = exchange, call
+        self._answer: Answer | None = None
+        self._ticket: Ticket | None = None
+        exchange.streaming = call.stream
+        exchange.owner = self
+
+    def open(self, ticket: Ticket) -> None:
+        """The call has an id; a client that gave none learns ours."""
+        self._ticket = ticket
+        if self._exchange.label is None:
+            self._exchange.label = ticket.name.encode()
+
+    def admit(self) -> None:
+        """No status but 200 is to be expected: a silent stream may be kept alive."""
+        self._exchange.may_ping = True
+
+    def deliver(self, index: int, piece: Piece) -> None:
+        """Tokens of a choice, or its end."""
+        answer, exchange, call = self._answer, self._exchange, self._call
+        if answer is None:
+            ticket = self._ticket
+            assert ticket is not None
+            self._answer = answer = make_answer(call, ticket.name, ticket.created_s, ticket.digest)
+        data = answer.add(index, piece)
+        if call.stream:
+            if data:
+                exchange.stream(data)
+            if piece.finish is not None and answer.ended:
+                exchange.end_stream()
+        elif data:
+            exchange.respond(200, data)
+
+    def restart(self, index: int) -> None:
+        """A choice moved to another worker."""
+        if self._answer is not None:
+            self._answer.restart(index)
+
+    def fail(self, error: CalculetError) -> None:
+        """The call failed."""
+        self._exchange.fail(error)
+
+
+class Endpoints:
+    """Answers exchanges."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._get: dict[bytes, Callable[[Exchange], None]] = {
+            MODELS: self._models,
+            b"/health": self._health,
+            b"/livez": lambda exchange: exchange.respond(200, b'{"status":"ok"}'),
+            b"/readyz": self._readyz,
+            b"/version": self._version,
+            b"/metrics": self._metrics,
+        }
+
+    def handle(self, exchange: Exchange) -> None:
+        """One parsed message."""
+        parser = PARSERS.get(exchange.target)
+        if parser is not None and exchange.method == b"POST":
+            self._call(exchange, parser)
+            return
+        path = _path(exchange.target)
+        if path in PARSERS:
+            if exchange.method == b"POST":
+                self._call(exchange, PARSERS[path])
+            else:
+                self._wrong_method(exchange, b"POST")
+            return
+        answer = self._get.get(path)
+        if answer is None and path.startswith(MODELS + b"/") and len(path) > len(MODELS) + 1:
+            answer = self._model
+        if answer is None:
+            self._fail(exchange, NotFound(f"there is no {path[:128].decode('ascii', 'replace')} here"))
+        elif exchange.method not in GET_HEAD:
+            self._wrong_method(exchange, b"GET, HEAD")
+        else:
+            answer(exchange)
+
+    # ---------------------------------------------------------------- calls
+    def _call(self, exchange: Exchange, parse: Callable[[bytes], Call]) -> None:
+        headers, app = exchange.headers, self._app
+        if app.draining:
+            self._fail(exchange, ShuttingDown("the router is shutting down"))
+            return
+        try:
+            call = parse(exchange.body)
+            timeout = headers.get(b"x-request-timeout-ms")
+            timeout_ms = None if timeout is None else parse_timeout_ms(timeout)
+        except CalculetError as error:
+            self._fail(exchange, error)
+            return
+        exchange.body = b""
+        label = None if exchange.label is None else exchange.label.decode()
+        app.feed(
+            events.CallArrived(Reply(exchange, call), call, int(time.time()), headers.get(b"authorization"), timeout_ms, label)
+        )
+
+    def _fail(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
+        self._app.count_error(error)
+        exchange.fail(error, headers)
+
+    def _wrong_method(self, exchange: Exchange, allowed: bytes) -> None:
+        method = exchange.method.decode("ascii", "replace")
+        self._fail(exchange, MethodNotAllowed(f"{method} is not allowed here"), b"allow: %b\r\n" % allowed)
+
+    # ---------------------------------------------------------------- what is served
+    def _models(self, exchange: Exchange) -> None:
+        data = [self._describe(view) for view in self._app.dispatcher.aliases.views() if self._boards(view)]
+        exchange.respond(200, _encode({"object": "list", "data": data}))
+
+    def _model(self, exchange: Exchange) -> None:
+        name = unquote(_path(exchange.target)[len(MODELS) + 1 :].decode("latin-1"))
+        found = self._app.dispatcher.aliases.resolve(name)
+        if isinstance(found, CalculetError):
+            self._fail(exchange, found)
+        elif not self._boards(found):
+            self._fail(exchange, NoReadyWorker(f"no worker is ready to serve {name!r}"))
+        else:
+            exchange.respond(200, _encode(self._describe(found)))
+
+    def _boards(self, view: AliasView) -> int:
+        return len(self._app.dispatcher.roster.eligible(view.alias, view.digest))
+
+    def _describe(self, view: AliasView) -> dict[str, Any]:
+        workers = self._app.dispatcher.roster.eligible(view.alias, view.digest)
+        return {
+            "id": view.alias,
+            "object": "model",
+            "created": view.created,
+            "owned_by": "calculet",
+            "max_model_len": view.max_model_len,
+            "calculet": {
+                "artifact": view.artifact,
+                "digest": view.digest,
+                "calbin_sha256": view.calbin_sha256,
+                "profiles": view.profiles,
+                "capability": view.capability,
+                "backend": view.backend,
+                "generations": {worker.board: worker.view.generation for worker in workers},
+            },
+        }
+
+    # ---------------------------------------------------------------- how it is
+    def _health(self, exchange: Exchange) -> None:
+        ready = self._app.dispatcher.ready()
+        if ready:
+            exchange.respond(200, _encode({"status": "ok", "ready_boards": ready}))
+        else:
+            self._fail(exchange, NoReadyWorker("no generation is ready"))
+
+    def _readyz(self, exchange: Exchange) -> None:
+        if self._app.draining:
+            self._fail(exchange, ShuttingDown("the router is shutting down"))
+        else:
+            self._health(exchange)
+
+    def _version(self, exchange: Exchange) -> None:
+        roster = self._app.dispatcher.roster
+        body = {
+            "version": version("calculet"),
+            "protocol": PROTOCOL,
+            "view_version": roster.version if roster.version >= 0 else None,
+            "boards": [
+                {
+                    "board": board.board, "epoch": board.epoch, "generation": board.generation, "digest": board.digest,
+                    "alias": board.alias, "state": board.state,
+                }
+                for board in roster.view.boards
+            ],
+        }  # fmt: skip
+        exchange.respond(200, _encode(body))
+
+    def _metrics(self, exchange: Exchange) -> None:
+        async def answer() -> None:
+            exchange.respond(200, await self._app.exposition(), CONTENT_TYPE.encode())
+
+        task = asyncio.get_running_loop().create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _path(target: bytes) -> bytes:
+    """The path of a request target: without its query, and without scheme and host where a proxy left them."""
+    path = target.partition(b"?")[0]
+    if path.startswith(b"/"):
+        return path
+    try:
+        return urlsplit(path).path or b"/"
+    except ValueError:
+        return b"/"

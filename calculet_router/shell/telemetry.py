@@ -1,0 +1,120 @@
+"""The router's counters.
+
+A Prometheus child costs microseconds to touch, so a request only adds to plain numbers here. `settle` carries sums over before a
+scrape; times are counted into buckets of our own, which a scrape reads.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+
+from calculet_core.clock import S
+from calculet_core.config import RouterConfig
+from calculet_core.errors import CalculetError
+from calculet_core.metrics import metrics_of
+from calculet_core.shell.telemetry import Collectors
+from calculet_router import actions
+
+OTHER = "other"
+"""Label of a model that is not ours: labels come from a closed set."""
+LIMITS = ("max_connections", "max_inflight_requests", "max_body_bytes", "max_header_bytes", "max_output_buffer_bytes")
+CLIENT_LEFT = "499"
+"""Status label of a call whose client left before an answer."""
+
+
+class RouterTelemetry:
+    """Counts what actions report."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.collectors = Collectors("router")
+        self.requests = self.failed = self.resent = 0
+        self._ended: Counter[tuple[str, str, str]] = Counter()
+        self._tokens: Counter[tuple[str, str]] = Counter()
+        self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+        self._first = Times("calculet_router_ttft_seconds", self.collectors)
+        self._whole = Times("calculet_router_e2e_seconds", self.collectors)
+        for limit in LIMITS:
+            self.collectors("calculet_router_limit", limit=limit).set(getattr(config, limit))
+
+    def ended(self, action: actions.Ended, model: str) -> None:
+        """A call's end."""
+        error = action.error
+        status = str(error.http_status) if error is not None else "200" if action.outcome == "completed" else CLIENT_LEFT
+        self._ended[model, action.outcome, status] += 1
+        self.requests += 1
+        if error is not None:
+            self.failed += 1
+            self.error(error)
+        if action.prompt_tokens:
+            self._tokens["calculet_router_prompt_tokens", model] += action.prompt_tokens
+        if action.generated_tokens:
+            self._tokens["calculet_router_generated_tokens", model] += action.generated_tokens
+        if action.outcome == "completed":
+            if action.first_ns is not None:
+                self._first.observe(model, (action.first_ns - action.accepted_ns) / S)
+            self._whole.observe(model, (action.ended_ns - action.accepted_ns) / S)
+
+    def error(self, error: CalculetError) -> None:
+        """An error that a client got."""
+        self.count("calculet_router_errors", code=error.code)
+
+    def count(self, name: str, amount: int = 1, **labels: str) -> None:
+        """Any other counter of the catalogue."""
+        self._others[name, tuple(labels.items())] += amount
+
+    def resend(self, reason: str) -> None:
+        """An attempt beyond the first."""
+        self.resent += 1
+        self.count("calculet_router_resends", reason=reason)
+
+    def settle(self) -> None:
+        """Carry everything over to the collectors."""
+        collectors = self.collectors
+        for (model, outcome, status), amount in self._ended.items():
+            collectors("calculet_router_requests", model=model, outcome=outcome, status=status).inc(amount)
+        for (name, model), amount in self._tokens.items():
+            collectors(name, model=model).inc(amount)
+        for (name, labels), amount in self._others.items():
+            collectors(name, **dict(labels)).inc(amount)
+        for kept in (self._ended, self._tokens, self._others):
+            kept.clear()
+
+
+class Times(Collector):
+    """A histogram of the catalogue with the label `model`, cheap to observe; it takes the place of the registry's own."""
+
+    def __init__(self, name: str, collectors: Collectors) -> None:
+        metric = metrics_of("router")[name]
+        self._name, self._help, self._bounds = name, metric.help, metric.buckets
+        self._counts: dict[str, list[int]] = {}
+        self._sums: dict[str, float] = {}
+        collectors.replace(name, self)
+
+    def observe(self, model: str, seconds: float) -> None:
+        """One more."""
+        counts = self._counts.get(model)
+        if counts is None:
+            counts = self._counts[model] = [0] * (len(self._bounds) + 1)
+            self._sums[model] = 0.0
+        counts[bisect_left(self._bounds, seconds)] += 1
+        self._sums[model] += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Of prometheus_client."""
+        family = HistogramMetricFamily(self._name, self._help, labels=["model"])
+        for model, counts in self._counts.items():
+            bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+            family.add_metric([model], list(zip(bounds, accumulate(counts), strict=True)), self._sums[model])
+        yield family
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

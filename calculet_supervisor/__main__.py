@@ -1,0 +1,46 @@
+"""`calculet-supervisor run --config FLEET.yaml`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from calculet_core.errors import ConfigError, ExitCode
+from calculet_core.shell.files import LockHeld
+from calculet_core.shell.fleet import load_fleet, make_folders
+from calculet_core.shell.logs import set_up_logs
+from calculet_supervisor.shell.app import serve
+
+
+@click.group()
+def main() -> None:
+    """Keeps a fleet's boards alive."""
+
+
+@main.command()
+@click.option("--config", required=True, type=click.Path(path_type=Path), help="A calculet-fleet/v1 file.")
+def run(config: Path) -> None:
+    """Supervise until SIGTERM; workers live on. Exit codes: 0 commanded, 1 another one runs, 70 bug, 78 configuration."""
+    set_up_logs("supervisor")
+    try:
+        fleet = load_fleet(config)
+        make_folders(fleet)
+        code = asyncio.run(serve(fleet))
+    except ConfigError as error:
+        click.echo(f"calculet-supervisor: {error}", err=True)
+        sys.exit(ExitCode.CONFIG)
+    except LockHeld as error:
+        click.echo(f"calculet-supervisor: this fleet has a supervisor already: {error}", err=True)
+        sys.exit(ExitCode.FAILURE)
+    except Exception:
+        logging.getLogger("calculet.supervisor").exception("the supervisor failed")
+        sys.exit(ExitCode.BUG)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

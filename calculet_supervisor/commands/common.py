@@ -1,0 +1,64 @@
+"""What the verbs share: the `--config` option, talking to the supervisor, and ending with the right exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from calculet_core.shell.fleet import Fleet
+
+DEFAULT_CONFIG = "configs/fleet.yaml"
+UNREACHABLE = 69
+"""EX_UNAVAILABLE: the supervisor cannot be reached."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def config_option(command: F) -> F:
+    """`--config FILE`, else CALCULET_CONFIG, else ./configs/fleet.yaml."""
+    return click.option(
+        "--config", "-c", type=click.Path(path_type=Path), envvar="CALCULET_CONFIG", default=DEFAULT_CONFIG, show_default=True,
+        show_envvar=True, help="The fleet's configuration (calculet-fleet/v1).",
+    )(command)  # fmt: skip
+
+
+def board_argument(command: F) -> F:
+    """The board's name."""
+    return click.argument("board")(command)
+
+
+def end(code: int, message: str, hint: str | None = None) -> NoReturn:
+    """Say what is wrong, and what to do, on stderr."""
+    click.echo(f"calculet: {message}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)
+    sys.exit(code)
+
+
+def open_fleet(config: Path) -> Fleet:
+    """The parsed configuration; ends with 78 when it is wrong."""
+    from calculet_core.errors import ConfigError, ExitCode
+    from calculet_core.shell.fleet import load_fleet
+
+    try:
+        return load_fleet(config)
+    except ConfigError as error:
+        hint = "name the fleet's file with --config FILE or CALCULET_CONFIG" if not config.exists() else None
+        end(ExitCode.CONFIG, str(error), hint)
+
+
+def ask(fleet: Fleet, verb: str, **arguments: Any) -> dict[str, Any]:
+    """The supervisor's answer; ends with 1 when it refuses and 69 when it is not there."""
+    from calculet_core.errors import ExitCode
+    from calculet_core.shell.control_client import ControlError, SupervisorUnreachable, call
+
+    try:
+        return call(fleet.control_socket, verb, arguments)
+    except SupervisorUnreachable as error:
+        end(UNREACHABLE, error.message, error.hint)
+    except ControlError as error:
+        end(ExitCode.FAILURE, error.message, error.hint)

@@ -1,0 +1,45 @@
+"""`calculet up`: the development keeper."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from calculet_supervisor.commands.common import config_option, end, open_fleet
+
+
+@click.command()
+@config_option
+def up(config: Path) -> None:
+    """Run the whole fleet here: router, supervisor and a worker per board. Ctrl-C ends everything.
+
+    Exit codes: 0 told to end, 1 it runs already, 78 the configuration is wrong. Logs are in the configuration's log_dir.
+    """
+    import asyncio
+    import logging
+
+    from calculet_core.errors import ConfigError, ExitCode
+    from calculet_core.shell.fleet import make_folders
+    from calculet_core.shell.logs import set_up_logs
+    from calculet_supervisor.shell.checking import find_problems
+    from calculet_supervisor.shell.keeper import AlreadyRuns, Keeper
+
+    fleet = open_fleet(config)
+    if problems := find_problems(fleet):
+        end(ExitCode.CONFIG, "\ncalculet: ".join(problems))
+    set_up_logs("keeper", "WARNING")
+
+    async def keep() -> int:
+        return await Keeper(fleet, click.echo, lambda text: click.echo(f"calculet: {text}", err=True)).run()
+
+    try:
+        make_folders(fleet)
+        code = asyncio.run(keep())
+    except ConfigError as error:
+        end(ExitCode.CONFIG, str(error))
+    except AlreadyRuns as error:
+        end(ExitCode.FAILURE, str(error), f"`calculet status --config {config}` shows it")
+    logging.shutdown()
+    sys.exit(code)

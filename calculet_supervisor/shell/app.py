@@ -1,0 +1,380 @@
+"""The supervisor process: it sees, lets `reconcile` decide, and does what was decided.
+
+Its own end is harmless by construction: SIGTERM or kill -9 leave every worker and router as they are, and the next supervisor finds
+them by the launcher's list and their reports. It ends for good only with its keeper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import zmq
+
+from calculet_core import history, wire
+from calculet_core.artifact import Package
+from calculet_core.clock import S
+from calculet_core.config import RecoveryConfig
+from calculet_core.errors import ConfigError, ExitCode
+from calculet_core.shell.death_pipe import VARIABLE, watch_death_pipe
+from calculet_core.shell.files import FileLock
+from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.journal import Journal
+from calculet_core.shell.link import Frames, Link, bind_router
+from calculet_core.shell.sd_notify import sd_notify, watchdog_interval_s
+from calculet_core.shell.telemetry import serve_metrics
+from calculet_supervisor.reconcile import Reconciler
+from calculet_supervisor.resets import Resets
+from calculet_supervisor.shell.checking import read_packages
+from calculet_supervisor.shell.control import serve_control
+from calculet_supervisor.shell.launchers import Launcher
+from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
+from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
+from calculet_supervisor.shell.sightings import Sightings
+from calculet_supervisor.shell.status import outlook
+from calculet_supervisor.shell.store import Memory, Store, Wanted, open_store
+from calculet_supervisor.shell.telemetry import Telemetry
+from calculet_supervisor.shell.verbs import Verbs
+from calculet_supervisor.world import (
+    NOTHING_SEEN,
+    Abort,
+    Action,
+    BoardWish,
+    Desired,
+    Exit,
+    Grant,
+    Kill,
+    Load,
+    Note,
+    Placement,
+    Publish,
+    Send,
+    Spawn,
+    Terminate,
+)
+
+TICK_S = 0.1
+"""How often time-outs are looked for; everything else is decided when it is seen."""
+FLUSH_S = 0.2
+STORE_RETRY_S = 1.0
+"""After a failed write of the fleet view."""
+log = logging.getLogger("calculet.supervisor")
+
+
+class Supervisor:
+    """One supervisor; made by `serve`."""
+
+    def __init__(self, fleet: Fleet, packages: dict[str, Package], store: Store, memory: Memory) -> None:
+        config, self._loop = fleet.config, asyncio.get_running_loop()
+        self.fleet, self.store, self.wanted = fleet, store, dict(memory.boards)
+        self.sightings = Sightings()
+        self.sightings.generation = max((board.generation for board in memory.view.boards), default=0)
+        self.resets = Resets({board.name: reset_limit(fleet, board.name) for board in config.boards}, _spends(memory, "reset"))
+        self.reconciler = Reconciler(
+            config.supervision, self.resets, random.Random(), memory.view, _spends(memory, "restart")
+        )
+        self.view = memory.view
+        self.started_s = time.monotonic()
+        self._placements = placements(fleet, packages)
+        self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
+        self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
+        self._telemetry = Telemetry(self.reconciler, self.sightings)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._ended: asyncio.Future[bool] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._publishing: Publish | None = None
+        self._decision_due = False
+        self._wakeup: asyncio.TimerHandle | None = None
+        self._told: dict[str, Any] = {}
+        self._performers: dict[type[Any], Callable[[Any], None]] = {
+            Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
+            Load: lambda action: self._task(self._load(action)), Grant: lambda action: self._task(self._grant(action)),
+            Send: lambda action: self._send(action.board, action.message), Publish: self._publish, Note: self.note,
+        }  # fmt: skip
+
+    async def run(self) -> None:
+        """Supervise until a signal, or until the keeper is gone."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._end, False)
+        launcher = await self._find_launcher()
+        watch_death_pipe(lambda: self._end(True))
+        self._launcher = launcher
+        for board, pid in (await launcher.list()).items():
+            self.sightings.started(board, pid)
+        self._link: Link = bind_router(self._context, self.fleet.supervisor_socket, self._from_peer)
+        control = await serve_control(self.fleet.control_socket, Verbs(self).table())
+        metrics_path = self.fleet.metrics_socket("supervisor")
+        metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(self.view.version))
+        tasks = [self._loop.create_task(_every(TICK_S, self._tick)), self._loop.create_task(_every(FLUSH_S, self._journal.flush))]
+        if watchdog := watchdog_interval_s():
+            tasks.append(self._loop.create_task(_every(watchdog, lambda: sd_notify("WATCHDOG=1"))))
+        log.info("supervises boards=%d alive=%d view=%d", len(self._placements), len(self.sightings.boards), self.view.version)
+        sd_notify("READY=1")
+        keeper_gone = False
+        try:
+            keeper_gone = await self._ended
+        finally:
+            for task in (*tasks, *self._tasks):
+                task.cancel()
+            control.close()
+            metrics.close()
+            self._link.close()
+            self._context.destroy(linger=0)
+            launcher.close()
+            stale = [self.fleet.supervisor_socket, self.fleet.control_socket, metrics_path]
+            for path in [*stale, self.fleet.keeper_socket] if keeper_gone else stale:
+                path.unlink(missing_ok=True)
+            self._journal.close()
+
+    async def _find_launcher(self) -> Launcher:
+        """The keeper when it started this process, else systemd."""
+        if VARIABLE in os.environ:
+            return await KeeperLauncher.connect(self.fleet.keeper_socket, self, lambda: self._end(True))
+        return SystemdLauncher(list(self._placements), self)
+
+    def _end(self, keeper_gone: bool) -> None:
+        if not self._ended.done():
+            log.info("ends: %s", "the keeper is gone" if keeper_gone else "told to; workers live on")
+            self._ended.set_result(keeper_gone)
+
+    # ---------------------------------------------------------------- what is wanted
+    def wish(self, board: str) -> BoardWish:
+        """What is wanted of a configured board."""
+        wanted = self.wanted.get(board, Wanted())
+        return BoardWish(self._placements[board], wanted.up, wanted.draining, wanted.min_epoch)
+
+    def _desired(self) -> Desired:
+        return Desired({board: self.wish(board) for board in self._placements}, self._aliases)
+
+    # ---------------------------------------------------------------- what is seen
+    def started(self, board: str, pid: int) -> None:
+        """The launcher's word."""
+        self.sightings.started(board, pid)
+        self.decide_soon()
+
+    def exited(self, board: str, how: Exit) -> None:
+        """The launcher's word, with what the worker left behind about its end."""
+        report = self.sightings.boards.get(board, NOTHING_SEEN).report
+        last = self._exit_file(board)
+        if last and (report is not None and last.get("epoch") == report.epoch) and how.signal is None:
+            how = replace(how, code=last.get("code") if how.code is None else how.code, reason=last.get("reason"))
+        epoch = report.epoch if report is not None else self.last_epoch(board)
+        for path in (self.fleet.worker_socket(board, epoch), self.fleet.metrics_socket(f"worker-{board}")):
+            path.unlink(missing_ok=True)
+        self.sightings.exited(board, how)
+        self._decide()
+
+    def last_epoch(self, board: str) -> int:
+        """The last epoch that a worker of the board has taken; 0 when there was none."""
+        with suppress(OSError, ValueError):
+            return int(self.fleet.board_epoch(board).read_text())
+        return 0
+
+    def _exit_file(self, board: str) -> dict[str, Any] | None:
+        with suppress(OSError, ValueError):
+            found = json.loads(self.fleet.board_exit(board).read_bytes())
+            return found if isinstance(found, dict) else None
+        return None
+
+    def _from_peer(self, frames: Frames) -> None:
+        now_ns = time.monotonic_ns()
+        try:
+            identity, kind, body = frames
+            message = wire.decode(kind, body)
+        except ValueError as error:
+            log.warning("a message was ignored: %s", error)
+            return
+        if isinstance(message, wire.WorkerReport):
+            if self.sightings.heard_worker(identity, message, now_ns):
+                self.decide_soon()
+            else:
+                log.debug("board %s: a report of pid=%d was ignored: not its worker", message.board, message.pid)
+        elif isinstance(message, wire.RouterReport):
+            self.sightings.heard_router(identity, message, now_ns)
+            if message.view_version < self.view.version:
+                self._link.send([identity, *wire.encode(self.view)])
+        else:
+            log.warning("a message was ignored: %s is not for a supervisor", type(message).__name__)
+
+    # ---------------------------------------------------------------- deciding
+    def decide_soon(self) -> None:
+        """Once in this pass of the loop, however many reasons there are."""
+        if not self._decision_due:
+            self._decision_due = True
+            self._loop.call_soon(self._decide)
+
+    def _tick(self) -> None:
+        self.sightings.forget_silent_routers(time.monotonic_ns())
+        self._decide()
+
+    def _decide(self) -> None:
+        self._decision_due = False
+        if self._ended.done():
+            return
+        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), time.monotonic_ns())
+        for action in actions:
+            self._performers[type(action)](action)
+        if self._wakeup is not None:
+            self._wakeup.cancel()
+            self._wakeup = None
+        at_ns = self.reconciler.next_wakeup_ns()
+        if at_ns is not None and (wait_ns := at_ns - time.monotonic_ns()) < TICK_S * S:
+            self._wakeup = self._loop.call_later(max(0, wait_ns) / S, self._decide)
+        self._tell()
+
+    def _tell(self) -> None:
+        lives, boards = self.reconciler.lives, self.sightings.boards
+        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN)) for board in self._placements}
+        if told != self._told:
+            self._told = told
+            self._launcher.tell(told)
+
+    # ---------------------------------------------------------------- doing
+    def _spawn(self, action: Spawn) -> None:
+        if action.automatic:
+            self._task(self.store.spend("restart", action.board))
+        self._launcher.start(action.board)
+
+    def _abort(self, action: Abort) -> None:
+        log.error("board %s: aborted: %s", action.board, action.reason)
+        self._launcher.abort(action.board)
+
+    def _kill(self, action: Kill) -> None:
+        log.error("board %s: killed: %s", action.board, action.reason)
+        self._launcher.kill(action.board)
+
+    async def _load(self, action: Load) -> None:
+        generation, placement = await self._mint(), action.placement
+        self._send(
+            action.board, wire.LoadModel(action.seq, generation, placement.alias, placement.package, placement.digest)
+        )
+
+    async def _grant(self, action: Grant) -> None:
+        if action.spend:
+            await self.store.spend("reset", action.board)
+        self._send(action.board, wire.GrantReset(action.seq, await self._mint()))
+
+    async def _mint(self) -> int:
+        return await self.store.mint_generation(self.sightings.generation + 1)
+
+    def _send(self, board: str, message: wire.Message) -> None:
+        identity = self.sightings.identities.get(board)
+        if identity is None or not self._link.send([identity, *wire.encode(message)]):
+            log.warning("board %s: %s could not be sent", board, type(message).__name__)
+
+    def _publish(self, action: Publish) -> None:
+        """The latest wins; versions that nobody needs are skipped."""
+        idle, self._publishing = self._publishing is None, action
+        if idle:
+            self._task(self._publish_all())
+
+    async def _publish_all(self) -> None:
+        while (action := self._publishing) is not None:
+            view = wire.FleetView(0, list(action.boards), list(action.aliases))
+            try:
+                self.view = await self.store.publish(view, self.view.version + 1, self.fleet.fleet_view)
+            except Exception as error:
+                log.error("the fleet view cannot be saved, and is tried again: %s", error)
+                await asyncio.sleep(STORE_RETRY_S)
+                continue
+            frames = wire.encode(self.view)
+            for identity in self.sightings.routers:
+                self._link.send([identity, *frames])
+            self._journal.write(history.FLEET_VIEW_PUBLISHED, version=self.view.version, boards=len(self.view.boards))
+            if self._publishing is action:
+                self._publishing = None
+
+    def note(self, note: Note) -> None:
+        """Into the journal, the log and the counters."""
+        self._journal.write(note.event, board=note.board, epoch=note.epoch, generation=note.generation, **note.data)
+        self._telemetry.note(note)
+        words = " ".join(f"{key}={value}" for key, value in note.data.items() if value is not None)
+        log.info("board %s: %s epoch=%s %s", note.board, note.event, note.epoch, words)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an action failed and will be decided again: %s", error, exc_info=error)
+
+
+async def _every(period_s: float, work: Callable[[], object]) -> None:
+    while True:
+        try:
+            work()
+        except Exception:
+            log.exception("a periodic task failed")
+        await asyncio.sleep(period_s)
+
+
+def placements(fleet: Fleet, packages: dict[str, Package]) -> dict[str, Placement]:
+    """What each configured board shall serve."""
+    found = {}
+    for board in fleet.config.boards:
+        package = packages[alias := fleet.model_of(board.name).alias]
+        found[board.name] = Placement(alias, str(package.root), package.digest)
+    return found
+
+
+def reset_limit(fleet: Fleet, board: str) -> int:
+    """`max_resets_per_10min` of the board's model where its scheduler file says something, else the fleet's."""
+    scheduler = fleet.scheduler_of(fleet.model_of(board).alias)
+    own = scheduler.recovery if scheduler else RecoveryConfig()
+    return (own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min
+
+
+def _alias_view(alias: str, package: Package, previous: wire.FleetView) -> wire.AliasView:
+    manifest = package.manifest
+    since = next((view.created for view in previous.aliases if (view.alias, view.digest) == (alias, package.digest)), None)
+    level = max(("C0", *(proof.level for proof in manifest.abilities.values() if proof.evidence)))
+    return wire.AliasView(
+        alias, package.digest, manifest.context, since or int(time.time()), manifest.image_sha256, list(manifest.compiled_batches),
+        level, manifest.backend, f"{manifest.name} {manifest.version}",
+    )  # fmt: skip
+
+
+def _view_on_disk(fleet: Fleet) -> wire.FleetView | None:
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(fleet.fleet_view.read_bytes(), type=wire.FleetView)
+    return None
+
+
+def _spends(memory: Memory, kind: str) -> dict[str, list[int]]:
+    return {board: spends for (found, board), spends in memory.spends.items() if found == kind}
+
+
+async def serve(fleet: Fleet) -> int:
+    """Be the fleet's supervisor; the exit code.
+
+    Raises:
+        ConfigError: the configuration, a package or the store is wrong, or nobody is there who could start workers.
+        LockHeld: another supervisor has this fleet.
+    """
+    if VARIABLE not in os.environ and "INVOCATION_ID" not in os.environ:
+        raise ConfigError("neither `calculet up` nor systemd has started this supervisor: nobody could start workers for it")
+    packages = read_packages(fleet)
+    lock = FileLock(fleet.supervisor_lock)
+    store = await open_store(fleet.store)
+    try:
+        memory = await store.recall()
+        if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
+            memory = replace(memory, view=on_disk)  # the store was moved away: go on above what routers have seen
+        await Supervisor(fleet, packages, store, memory).run()
+    finally:
+        store.close()
+        lock.release()
+    return ExitCode.OK

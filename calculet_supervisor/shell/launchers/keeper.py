@@ -1,0 +1,90 @@
+"""The development keeper as launcher: MessagePack objects over its Unix socket. It is the workers' parent, so it knows every exit.
+
+To the keeper: `{"verb": "list"}`, `{"verb": "start"|"stop"|"abort"|"kill", "board": ...}`, `{"verb": "tell", "boards": {...}}`.
+From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited": board, "code", "signal", "reason"}`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from calculet_core.shell.control_client import pack, unpacker
+from calculet_supervisor.shell.launchers import Events
+from calculet_supervisor.world import Exit
+
+CHUNK_BYTES = 65_536
+LIST_TIMEOUT_S = 5.0
+log = logging.getLogger("calculet.keeper")
+
+
+class KeeperLauncher:
+    """Made by `connect`. When the connection ends the keeper is gone, and `on_lost` is called."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, events: Events, on_lost: Callable[[], None]
+    ) -> None:
+        self._writer, self._events, self._on_lost = writer, events, on_lost
+        self._listed: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._read(reader))
+
+    @classmethod
+    async def connect(cls, path: Path, events: Events, on_lost: Callable[[], None]) -> KeeperLauncher:
+        """Connect to the keeper.
+
+        Raises:
+            OSError: nobody listens there.
+        """
+        reader, writer = await asyncio.open_unix_connection(str(path))
+        return cls(reader, writer, events, on_lost)
+
+    async def list(self) -> dict[str, int]:
+        self._send(verb="list")
+        return await asyncio.wait_for(asyncio.shield(self._listed), LIST_TIMEOUT_S)
+
+    def start(self, board: str) -> None:
+        self._send(verb="start", board=board)
+
+    def stop(self, board: str) -> None:
+        self._send(verb="stop", board=board)
+
+    def abort(self, board: str) -> None:
+        self._send(verb="abort", board=board)
+
+    def kill(self, board: str) -> None:
+        self._send(verb="kill", board=board)
+
+    def tell(self, boards: dict[str, Any]) -> None:
+        self._send(verb="tell", boards=boards)
+
+    def close(self) -> None:
+        self._task.cancel()
+        self._writer.close()
+
+    def _send(self, **message: Any) -> None:
+        self._writer.write(pack(message))
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        incoming = unpacker()
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                incoming.feed(data)
+                for message in incoming:
+                    self._take(message)
+        except ConnectionError:
+            pass
+        except Exception:
+            log.exception("the keeper's message could not be handled")
+        self._on_lost()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "listed" in message and not self._listed.done():
+            self._listed.set_result(message["listed"])
+        elif "started" in message:
+            self._events.started(message["started"], message["pid"])
+        elif "exited" in message:
+            how = Exit(message.get("code"), message.get("signal"), message.get("reason"))
+            self._events.exited(message["exited"], how)

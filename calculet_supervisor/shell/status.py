@@ -1,0 +1,97 @@
+"""What `calculet status --json` prints: `calculet-status/v1`.
+
+Fields are only ever added within a version of the schema. Absent is null, never 0. Times are seconds or the unit in the name.
+
+    {"schema": "calculet-status/v1", "config": path, "version": text,
+     "supervisor": {"pid", "uptime_s", "view_version", "rss_bytes"},
+     "boards": [{"board", "device", "state", "process", "pid", "epoch", "generation", "alias", "digest", "wanted_digest", "up",
+                 "draining", "worker_draining", "lanes_used", "lanes_total", "kv_tokens_reserved", "kv_tokens_total", "active",
+                 "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "steps", "tokens", "completed", "failed",
+                 "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
+                 "retry_in_s", "heartbeat_age_s", "chips": [{...}], "rss_bytes"}],
+     "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes"}]}
+
+`state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
+in words what is wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from calculet_core.config import BoardConfig
+from calculet_core.states.kv_sequence import KvSequenceState
+from calculet_core.states.worker_process import ProcessState
+from calculet_supervisor.health import SERVING
+from calculet_supervisor.life import Life
+from calculet_supervisor.reconcile import Reconciler
+from calculet_supervisor.resets import Resets
+from calculet_supervisor.shell.sightings import RouterSeen
+from calculet_supervisor.world import BoardSeen, BoardWish
+
+SCHEMA = "calculet-status/v1"
+_FREE = KvSequenceState.FREE.name
+_WAITS = (ProcessState.BACKOFF, ProcessState.QUARANTINED)
+_COPIED = (
+    "epoch", "generation", "alias", "digest", "kv_tokens_reserved", "kv_tokens_total", "active", "waiting", "waiting_tokens",
+    "queues", "inflight", "steps", "tokens", "completed", "failed", "cancelled", "fault", "load_step", "resets", "rss_bytes",
+)  # fmt: skip
+
+
+def board_status(
+    board: BoardConfig, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int
+) -> dict[str, Any]:
+    """One board's row."""
+    report, life = seen.report, reconciler.lives.get(board.name)
+    row: dict[str, Any] = {"board": board.name, "device": board.device, "state": report.state if report else None, "pid": seen.pid}
+    row |= {name: getattr(report, name) if report else None for name in _COPIED}
+    if report is not None and not report.generation:
+        row |= {"generation": None, "digest": None}
+    total = sum(report.lanes.values()) if report else None
+    row |= {
+        "alias": wish.placement.alias,
+        "wanted_digest": wish.placement.digest,
+        "up": wish.up,
+        "draining": wish.draining,
+        "worker_draining": report.draining if report else None,
+        "lanes_total": total,
+        "lanes_used": total - report.lanes.get(_FREE, 0) if report and total is not None else None,
+        "faults": reconciler.attribution.by_board[board.name],
+        "resets_left": resets.left(board.name, now_ns),
+        "why": why(life, seen),
+        "process": life.state.name if life else "ABSENT",
+        "failures": life.restarts.failures if life else 0,
+        "restarts_left": life.restarts.left(now_ns) if life else None,
+        "retry_in_s": round((life.retry_ns - now_ns) / 1e9, 3) if life and life.retry_ns is not None else None,
+        "heartbeat_age_s": round((now_ns - seen.report_ns) / 1e9, 3) if report else None,
+        "chips": [msgspec.structs.asdict(chip) for chip in report.chips] if report else [],
+    }
+    return row
+
+
+def router_status(seen: RouterSeen) -> dict[str, Any]:
+    """One router's row."""
+    report = msgspec.structs.asdict(seen.report)
+    return {**report, "router": f"{seen.report.router:08x}"}
+
+
+def why(life: Life | None, seen: BoardSeen) -> str | None:
+    """What is wrong with a board, in words; None when nothing is."""
+    report = seen.report
+    if report is not None:
+        return report.condemned or report.fault_detail or report.command_error or report.fault
+    return life.why if life else None
+
+
+def outlook(life: Life | None, seen: BoardSeen) -> dict[str, Any]:
+    """For whoever watches a start: ready, still starting, or failed and why (with the exit code, where there was one)."""
+    report = seen.report
+    if report is not None:
+        waits = life is not None and life.failed_ns is not None
+        state = "ready" if report.state in SERVING else "failed" if report.state == "FAILED" or waits else "starting"
+    else:
+        state = "failed" if life is not None and life.state in _WAITS else "starting"
+    code = seen.last_exit.code if report is None and seen.last_exit else None
+    return {"state": state, "why": why(life, seen) if state == "failed" else None, "code": code}

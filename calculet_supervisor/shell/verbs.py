@@ -1,0 +1,115 @@
+"""What operators may ask of a running supervisor. An act is answered after its commit, and takes effect by what is wanted."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from calculet_core import history
+from calculet_supervisor.shell.control import Caller, Refused, Verb
+from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
+from calculet_supervisor.shell.store import Wanted
+from calculet_supervisor.world import NOTHING_SEEN, Note
+
+if TYPE_CHECKING:
+    from calculet_supervisor.shell.app import Supervisor
+
+_STATM = Path("/proc/self/statm")
+
+
+class Verbs:
+    """The verbs of one supervisor."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def table(self) -> dict[str, Verb]:
+        """Verb -> what it does."""
+        return {
+            "status": self.status,
+            "audit": self.audit,
+            "drain": self.drain,
+            "resume": self.resume,
+            "stop": self.stop,
+            "start": self.start,
+            "restart": self.restart,
+        }
+
+    async def status(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Everything that is known (`calculet_supervisor.shell.status`)."""
+        supervisor, now_ns = self._supervisor, time.monotonic_ns()
+        boards = [
+            board_status(
+                board, supervisor.wish(board.name), supervisor.sightings.boards.get(board.name, NOTHING_SEEN),
+                supervisor.reconciler, supervisor.resets, now_ns,
+            )
+            for board in supervisor.fleet.config.boards
+        ]  # fmt: skip
+        own = {
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - supervisor.started_s, 3),
+            "view_version": supervisor.view.version,
+            "rss_bytes": int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        }
+        return {
+            "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,
+            "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],
+        }  # fmt: skip
+
+    async def audit(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """The newest administrative acts."""
+        return {"acts": await self._supervisor.store.audit()}
+
+    async def drain(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Finish what runs, take nothing new; until `resume`."""
+        board, wanted = self._board(arguments)
+        return await self._want("drain", board, replace(wanted, draining=True), caller)
+
+    async def resume(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Take requests again."""
+        board, wanted = self._board(arguments)
+        return await self._want("resume", board, replace(wanted, draining=False), caller)
+
+    async def stop(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """End the board's worker after its drain, and keep it down until `start`."""
+        board, wanted = self._board(arguments)
+        return await self._want("stop", board, replace(wanted, up=False), caller)
+
+    async def start(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Let the board's worker run again."""
+        board, wanted = self._board(arguments)
+        return await self._want("start", board, replace(wanted, up=True), caller)
+
+    async def restart(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Replace the board's worker after its drain, whatever the restart budget says."""
+        board, wanted = self._board(arguments)
+        if not wanted.up:
+            raise Refused(f"{board} is stopped", f"`calculet start {board}` lets it run")
+        min_epoch = self._supervisor.last_epoch(board) + 1
+        answer = await self._want("restart", board, replace(wanted, min_epoch=min_epoch), caller)
+        await self._supervisor.store.forgive("restart", board)
+        return answer
+
+    def _board(self, arguments: Mapping[str, Any]) -> tuple[str, Wanted]:
+        names = [board.name for board in self._supervisor.fleet.config.boards]
+        board = arguments.get("board")
+        if board not in names:
+            raise Refused(f"there is no board {board!r}", f"boards: {', '.join(names)}")
+        return board, self._supervisor.wanted.get(board, Wanted())
+
+    async def _want(self, verb: str, board: str, wanted: Wanted, caller: Caller) -> dict[str, Any]:
+        supervisor = self._supervisor
+        try:
+            await supervisor.store.want(board, wanted, verb, caller.uid, caller.pid)
+        except (sqlite3.Error, OSError) as error:
+            raise Refused(f"{verb} {board} could not be saved and was not done: {error}", "is the disk full?") from None
+        supervisor.wanted[board] = wanted
+        supervisor.note(Note(history.FLEET_ADMIN, board, data={"verb": verb, "uid": caller.uid, "by_pid": caller.pid}))
+        supervisor.decide_soon()
+        return {"board": board, "up": wanted.up, "draining": wanted.draining}

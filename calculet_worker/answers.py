@@ -1,0 +1,228 @@
+"""What routers are told: tokens drawn from logits, their text, and one terminal for each attempt.
+
+The next job must leave before the last tokens are written out, so a token's text is made only when the outbox is flushed. Except
+where a stop string may end the answer: there text decides whether the sequence takes part in the next job, and is made at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from calculet_core import wire
+from calculet_core.errors import CalculetError
+from calculet_core.ids import WireKey
+from calculet_core.requests import FinishReason, SequenceState
+from calculet_worker.actions import Action, ToRouter
+from calculet_worker.output.sampling import Sampler, greedy_rows
+from calculet_worker.output.text import TextStream
+from calculet_worker.records import INTERNAL
+
+_SEED_STRIDE = 0x9E3779B97F4A7C15
+_SEED_MASK = (1 << 63) - 1
+
+
+class Answer:
+    """One attempt's output: what was drawn and not sent yet."""
+
+    __slots__ = (
+        "count", "error", "finish", "key", "logprobs", "queued", "router", "sampler", "shown", "text", "token_ids", "unshown",
+        "usage", "watches",
+    )  # fmt: skip
+
+    def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream) -> None:
+        request = seq.request
+        self.router, self.key = request.router, request.key
+        self.sampler, self.text = sampler, text
+        self.watches = bool(request.stop.strings)
+        """A stop string may end it: text is made as tokens are drawn."""
+        self.count, self.shown = 0, ""
+        self.unshown: list[int] = []
+        self.token_ids: list[int] | None = [] if request.want_token_ids else None
+        self.logprobs: list[wire.TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        self.finish: str | None = None
+        self.error: wire.ErrorInfo | None = None
+        self.usage: wire.Usage | None = None
+        self.queued = False
+
+    def piece(self) -> wire.Piece:
+        """Everything since the last one."""
+        push = self.text.push
+        text = self.shown
+        for token in self.unshown:
+            text += push(token)
+        if self.finish is not None:
+            text += self.text.flush()
+        piece = wire.Piece(
+            self.key.request_id, self.key.attempt, self.count, text, self.finish, self.error, self.usage,
+            self.token_ids or None, self.logprobs or None,
+        )  # fmt: skip
+        self.count, self.shown, self.unshown = 0, "", []
+        if self.token_ids is not None:
+            self.token_ids = []
+        if self.logprobs is not None:
+            self.logprobs = []
+        return piece
+
+
+class Outbox:
+    """What is to be sent, router by router; `flush` makes the texts and the messages."""
+
+    __slots__ = ("_answers", "_messages")
+
+    def __init__(self) -> None:
+        self._answers: list[Answer] = []
+        self._messages: dict[int, ToRouter] = {}
+
+    def add(self, answer: Answer) -> None:
+        """The answer has something new."""
+        if not answer.queued:
+            answer.queued = True
+            self._answers.append(answer)
+
+    def accept(self, seq: SequenceState) -> None:
+        """Admission said Admit or Queue."""
+        key = seq.request.key
+        if seq.request.router != INTERNAL:
+            acceptance = wire.Acceptance(key.request_id, key.attempt, seq.prompt_tokens, seq.max_new_tokens)
+            self._message(seq.request.router).accepted.append(acceptance)
+
+    def refuse(self, router: int, key: WireKey, error: CalculetError) -> None:
+        """Admission said no."""
+        refusal = wire.Refusal(key.request_id, key.attempt, error_info(error), error.retryable)
+        self._message(router).refused.append(refusal)
+
+    def fail_unanswered(self, seq: SequenceState, error: CalculetError, usage: wire.Usage) -> None:
+        """The terminal of an accepted request that never had a lane."""
+        key = seq.request.key
+        piece = wire.Piece(key.request_id, key.attempt, 0, "", None, error_info(error), usage)
+        self._message(seq.request.router).pieces.append(piece)
+
+    def forget(self, answer: Answer) -> None:
+        """Its client is gone."""
+        self._answers.remove(answer)
+
+    def flush(self, out: list[Action]) -> None:
+        """Append one `ToRouter` for each router that something is there for."""
+        for answer in self._answers:
+            answer.queued = False
+            self._message(answer.router).pieces.append(answer.piece())
+        self._answers.clear()
+        if self._messages:
+            out.extend(self._messages.values())
+            self._messages = {}
+
+    def _message(self, router: int) -> ToRouter:
+        if (message := self._messages.get(router)) is None:
+            message = self._messages[router] = ToRouter(router)
+        return message
+
+
+class Answers:
+    """The answers of one generation, by sequence id. Internal sequences have none: their tokens are plain argmaxes."""
+
+    def __init__(self, outbox: Outbox, vocabulary: Sequence[bytes], eos_token_ids: tuple[int, ...], seed: int) -> None:
+        self._outbox, self._vocabulary, self._eos, self._seed = outbox, vocabulary, eos_token_ids, seed
+        self._by_seq: dict[int, Answer] = {}
+
+    def open(self, seq: SequenceState) -> None:
+        """The sequence was admitted."""
+        request = seq.request
+        if request.router == INTERNAL:
+            return
+        seed = (self._seed + request.key.request_id * _SEED_STRIDE) & _SEED_MASK
+        sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed)
+        self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, request.stop.strings))
+
+    def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
+        """The next token of each row; those of sequences that are ending anyway mean nothing."""
+        get = self._by_seq.get
+        answers = [get(seq.seq_id) for seq in sequences]
+        plain = [answer is None or answer.sampler.plain_greedy for answer in answers]
+        if False not in plain:
+            tokens: list[int] = greedy_rows(logits).tolist()
+            for token, answer in zip(tokens, answers, strict=True):
+                if answer is not None:
+                    answer.sampler.note(token)
+            return tokens
+        return [self._draw_row(answer, logits[row]) for row, answer in enumerate(answers)]
+
+    def _draw_row(self, answer: Answer | None, row: Any) -> int:
+        if answer is None or answer.sampler.plain_greedy:
+            token = int(row.argmax())
+            if answer is not None:
+                answer.sampler.note(token)
+            return token
+        drawn = answer.sampler.draw(row, self._vocabulary)
+        if answer.logprobs is not None and drawn.logprob is not None:
+            answer.logprobs.append(drawn.logprob)
+        return drawn.token_id
+
+    def take(self, seq: SequenceState, token: int) -> FinishReason | None:
+        """A drawn token joins its answer, already counted in `seq`; tells whether and why the answer ends with it."""
+        answer, generated = self._by_seq.get(seq.seq_id), seq.generated_tokens
+        if answer is None:
+            return FinishReason.LENGTH if generated >= seq.max_new_tokens else None
+        answer.count += 1
+        if answer.token_ids is not None:
+            answer.token_ids.append(token)
+        if not answer.queued:
+            self._outbox.add(answer)
+        if answer.sampler.stops(token, generated):
+            return FinishReason.STOP
+        if answer.watches:
+            answer.shown += answer.text.push(token)
+            if answer.text.stopped:
+                return FinishReason.STOP
+        else:
+            answer.unshown.append(token)
+        return FinishReason.LENGTH if generated >= seq.max_new_tokens else None
+
+    def finish(self, seq: SequenceState, reason: FinishReason, now_ns: int) -> None:
+        """The client's terminal: a standard finish reason, and the usage."""
+        answer = self._by_seq.pop(seq.seq_id, None)
+        if answer is not None:
+            answer.finish, answer.usage = reason.value, usage_of(seq, now_ns)
+            self._outbox.add(answer)
+
+    def fail(self, seq: SequenceState, error: CalculetError, now_ns: int) -> None:
+        """The client's terminal: an error; text that was not sent is still sent."""
+        answer = self._by_seq.pop(seq.seq_id, None)
+        if answer is not None:
+            answer.error, answer.usage = error_info(error), usage_of(seq, now_ns)
+            self._outbox.add(answer)
+        elif seq.request.router != INTERNAL:
+            self._outbox.fail_unanswered(seq, error, usage_of(seq, now_ns))
+
+    def drop(self, seq: SequenceState) -> None:
+        """Cancelled: nobody listens any more."""
+        answer = self._by_seq.pop(seq.seq_id, None)
+        if answer is not None and answer.queued:
+            self._outbox.forget(answer)
+
+
+def usage_of(seq: SequenceState, now_ns: int) -> wire.Usage:
+    """The server's count; a time is None where its phase was not reached."""
+    admitted, first = seq.admitted_ns, seq.first_token_ns
+    return wire.Usage(
+        seq.prompt_tokens,
+        seq.generated_tokens,
+        queue_ns=admitted - seq.waiting_since_ns if admitted else None,
+        prefill_ns=first - admitted if first else None,
+        decode_ns=now_ns - first if first else None,
+        device_ns=seq.device_ns if admitted else None,
+        token_hash=token_hash(seq.output_token_ids) if seq.generated_tokens else None,
+    )
+
+
+def token_hash(token_ids: Sequence[int]) -> str:
+    """sha256 over the ids as int32, little-endian; its first 16 hexadecimal digits."""
+    return hashlib.sha256(np.asarray(token_ids, "<i4").tobytes()).hexdigest()[:16]
+
+
+def error_info(error: CalculetError) -> wire.ErrorInfo:
+    """An error as the wire carries it."""
+    return wire.ErrorInfo(error.code, error.message, error.param, error.retry_after_s)

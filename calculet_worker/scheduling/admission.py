@@ -1,0 +1,158 @@
+"""Who may come in (scheduling §5): a decision is one of five values, and nothing expensive happens before it.
+
+Prompt and output are reserved together, since copying, saving and preempting KV are unproven: a running sequence must never run
+out. So what can never fit is refused at once, and the refusal names prompt, output and limit. What could fit later waits, bounded
+in number and in prompt tokens; the refusal of a full queue names the full budget, and its Retry-After comes from how fast requests
+really leave the queue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from calculet_core.capacity import CapacityBudget
+from calculet_core.clock import S
+from calculet_core.errors import CalculetError, ContextLengthExceeded, InvalidValue, OverCapacity
+
+MAX_RETRY_AFTER_S = 60.0
+UNMEASURED_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """A lane and KV are there; so many tokens may be generated."""
+
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """It can be served before its deadline once something ends."""
+
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RejectInvalid:
+    """400: it can never be served."""
+
+    error: CalculetError
+
+
+@dataclass(frozen=True, slots=True)
+class RejectCapacity:
+    """429: a budget is full."""
+
+    error: CalculetError
+
+
+@dataclass(frozen=True, slots=True)
+class RejectUnavailable:
+    """503: no model serves here now."""
+
+    error: CalculetError
+
+
+Decision = Admit | Queue | RejectInvalid | RejectCapacity | RejectUnavailable
+
+
+class DrainRate:
+    """How fast requests leave the waiting queue for a lane, from the last departures."""
+
+    __slots__ = ("_times",)
+
+    def __init__(self) -> None:
+        self._times: deque[int] = deque(maxlen=32)
+
+    def departed(self, now_ns: int) -> None:
+        """A request got a lane."""
+        self._times.append(now_ns)
+
+    def retry_after_s(self, waiting: int, now_ns: int) -> float:
+        """Whole seconds until `waiting` requests will have left, 1 to 60; 1 before anything was measured."""
+        if len(self._times) < 2 or now_ns <= self._times[0]:
+            return UNMEASURED_RETRY_AFTER_S
+        per_s = len(self._times) * S / (now_ns - self._times[0])
+        return float(math.ceil(min(MAX_RETRY_AFTER_S, max(1.0, waiting / per_s))))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """The queue as a new request finds it."""
+
+    starts_at_once: bool
+    """Nobody is before it, and lane, KV and its tenant's limit allow it."""
+    waiting: int
+    waiting_tokens: int
+    over_quota: CalculetError | None
+
+
+class AdmissionController:
+    """The budgets of one generation. `context` is positions per sequence, `vocab_size` bounds token ids."""
+
+    def __init__(self, budget: CapacityBudget, context: int, vocab_size: int, drain: DrainRate) -> None:
+        self.budget, self._vocab_size, self._drain = budget, vocab_size, drain
+        self.limit = min(context, budget.max_kv_tokens)
+
+    def arrival(self, tokenizing: int, waiting: int, free_lanes: int, now_ns: int) -> RejectCapacity | None:
+        """Before tokenizing: what is already on its way may fill the free lanes and the queue, and no more."""
+        if tokenizing + waiting < self.budget.max_waiting_requests + free_lanes:
+            return None
+        return self._full_count(waiting + tokenizing, now_ns)
+
+    def size(self, prompt_tokens: int, asked: int | None) -> int | RejectInvalid:
+        """How many tokens may be generated, or why the request can never be served.
+
+        Absent `asked` is what fits. `prompt + output <= limit` (scheduling §5.1).
+        """
+        if prompt_tokens < 1:
+            return RejectInvalid(InvalidValue("prompt: it has no tokens", param="prompt"))
+        if asked is not None and asked < 1:
+            return RejectInvalid(InvalidValue(f"max_tokens: must be at least 1, got {asked}", param="max_tokens"))
+        room = self.limit - prompt_tokens
+        if room < (asked or 1):
+            wanted = "at least 1 token of output" if asked is None else f"{asked} tokens of output"
+            message = f"the prompt has {prompt_tokens} tokens and {wanted} were asked for; together at most {self.limit} fit"
+            return RejectInvalid(ContextLengthExceeded(message, param="messages" if asked is None else "max_tokens"))
+        return room if asked is None else asked
+
+    def decide(
+        self, prompt_tokens: int, asked: int | None, id_range: tuple[int, int], look: Callable[[int], QueueState], now_ns: int
+    ) -> Decision:
+        """After tokenizing. `id_range` is the lowest and the highest of the prompt's token ids; `look` shows the queue as a
+        request with so many tokens of output would find it."""
+        size = self.size(prompt_tokens, asked)
+        if isinstance(size, RejectInvalid):
+            return size
+        if id_range[0] < 0 or id_range[1] >= self._vocab_size:
+            wrong = id_range[0] if id_range[0] < 0 else id_range[1]
+            message = f"prompt: token id {wrong} is not in the vocabulary of {self._vocab_size}"
+            return RejectInvalid(InvalidValue(message, param="prompt"))
+        now = look(size)
+        if now.starts_at_once:
+            return Admit(size)
+        if now.waiting >= self.budget.max_waiting_requests:
+            return self._full_count(now.waiting, now_ns)
+        limit = self.budget.max_waiting_prompt_tokens
+        if now.waiting_tokens + prompt_tokens > limit:
+            message = (
+                f"{now.waiting_tokens} prompt tokens wait; {prompt_tokens} more would pass {limit} "
+                "(admission.max_waiting_prompt_tokens)"
+            )
+            return RejectCapacity(OverCapacity(message, retry_after_s=self._drain.retry_after_s(now.waiting, now_ns)))
+        if now.over_quota is not None:
+            return RejectCapacity(now.over_quota)
+        return Queue(size)
+
+    def expired(self, waiting: int, now_ns: int) -> OverCapacity:
+        """What a request that waited in vain is told: it met a full board, not a slow answer (acceptance §12.1)."""
+        retry_after_s = self._drain.retry_after_s(waiting, now_ns)
+        return OverCapacity("the request waited for a lane until its deadline", retry_after_s=retry_after_s)
+
+    def _full_count(self, waiting: int, now_ns: int) -> RejectCapacity:
+        limit = self.budget.max_waiting_requests
+        message = f"{waiting} requests wait for a lane and {limit} may (admission.max_waiting_requests)"
+        return RejectCapacity(OverCapacity(message, retry_after_s=self._drain.retry_after_s(waiting, now_ns)))

@@ -1,0 +1,76 @@
+"""Whose device turn it is: decode, short, medium or long prefill (scheduling §6).
+
+Deficit round robin, charged by device time: a class with credit may submit, what its job takes is charged, and when no ready class
+has credit all are paid `weight` quanta as often as it takes. So a ready class always gets a turn (work conserving), and over time
+each gets its weight's share of the device, whatever a single job costs: neither a stream of long prompts nor of decode steps
+can starve the other. Credit is never saved up while idle, and debt is never more than one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from calculet_core.clock import MS
+from calculet_core.config import QueuesConfig
+
+
+class Turn(IntEnum):
+    """The four queues."""
+
+    DECODE = 0
+    SHORT = 1
+    MEDIUM = 2
+    LONG = 3
+
+    @property
+    def label(self) -> str:
+        """As metrics and reports name it."""
+        return self.name.lower()
+
+
+TURNS = tuple(Turn)
+QUANTUM_NS = 1 * MS
+"""Device time per unit of weight and round."""
+
+
+class Arbiter:
+    """Credits in nanoseconds of device time; `take` charges what a job is expected to cost, `settle` corrects it."""
+
+    __slots__ = ("_credit", "_last", "_pay")
+
+    def __init__(self, config: QueuesConfig) -> None:
+        weights = (
+            config.decode_weight, config.short_prefill_weight, config.medium_prefill_weight, config.long_prefill_weight,
+        )  # fmt: skip
+        self._pay = [weight * QUANTUM_NS for weight in weights]
+        self._credit = [0] * len(TURNS)
+        self._last = Turn.LONG
+
+    def choose(self, ready: Sequence[int]) -> Turn | None:
+        """The class whose turn it is among those with `ready[turn]` above 0; the one that had the last turn comes last."""
+        credit = self._credit
+        turns = [turn for turn in TURNS if ready[turn]]
+        if not turns:
+            return None
+        if not any(credit[turn] > 0 for turn in turns):
+            self._pay_all(turns)
+        after = self._last + 1
+        return min((turn for turn in turns if credit[turn] > 0), key=lambda turn: (turn - after) % len(TURNS))
+
+    def take(self, turn: Turn, expected_ns: int) -> None:
+        """The class submits a job that is expected to take so long."""
+        self._credit[turn] -= expected_ns
+        self._last = turn
+
+    def settle(self, turn: Turn, expected_ns: int, spent_ns: int) -> None:
+        """The job took `spent_ns` instead; debt is at most this one job."""
+        self._credit[turn] = max(self._credit[turn] + expected_ns - spent_ns, -spent_ns)
+
+    def _pay_all(self, turns: Sequence[Turn]) -> None:
+        """As many rounds as bring the first ready class above zero, in one step. Who has nothing to submit only pays off debt."""
+        credit, pay = self._credit, self._pay
+        rounds = min(-credit[turn] // pay[turn] + 1 for turn in turns)
+        for turn in TURNS:
+            paid = credit[turn] + rounds * pay[turn]
+            credit[turn] = paid if turn in turns else min(0, paid)

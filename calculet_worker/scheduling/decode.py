@@ -1,0 +1,124 @@
+"""Decode steps: eligible -> select -> bind lanes -> `DecodeBatch` (scheduling §7).
+
+What is wrong is stopped before the device sees it: a position is always the lane's committed length. Active rows come first; idle
+rows exist only where the profile's policy asks for them and are marked invalid, never filled with token 0. Among sequences
+with equal deadlines the least virtual finish goes first, and each step moves a sequence's finish on by one token over its
+weight, so that more sequences than rows take turns by weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calculet_core.batches import BatchProfile, DecodeBatch
+from calculet_core.clock import US
+from calculet_core.config import BatchConfig
+from calculet_core.requests import SequenceState
+from calculet_core.states.request import RequestState
+from calculet_worker.jobs.buffers import InputArrays
+from calculet_worker.kv import KvManager
+from calculet_worker.scheduling.profiles import pick_profile, rows_of
+from calculet_worker.scheduling.selection import Policy
+
+NO_TOKEN = -1
+_READY = RequestState.DECODE_READY
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who takes part in the next step."""
+
+    profile: BatchProfile
+    sequences: list[SequenceState]
+
+
+class DecodeQueue:
+    """Sequences that are DECODE_READY, in the order in which they became so."""
+
+    __slots__ = ("_generation", "_max_rows", "_policy", "_ready", "_share", "_window_ns", "profiles", "virtual_time")
+
+    def __init__(self, generation: int, profiles: tuple[BatchProfile, ...], config: BatchConfig, policy: Policy) -> None:
+        self._generation, self._policy = generation, policy
+        self._share, self._window_ns = config.tenant_lane_share, config.batching_window_us * US
+        self._ready: dict[int, SequenceState] = {}
+        self.use(profiles)
+        self.virtual_time = 0.0
+        """Where a sequence starts that joins now."""
+
+    def __len__(self) -> int:
+        return len(self._ready)
+
+    def use(self, profiles: tuple[BatchProfile, ...]) -> None:
+        """The profiles to choose from, smallest first."""
+        self.profiles, self._max_rows = profiles, profiles[-1].compiled_batch
+
+    def push(self, seq: SequenceState) -> None:
+        """A sequence is DECODE_READY."""
+        self._ready[seq.seq_id] = seq
+
+    def removed(self, seq: SequenceState) -> None:
+        """A DECODE_READY sequence ended."""
+        del self._ready[seq.seq_id]
+
+    def hold_until_ns(self, others_running: bool, now_ns: int) -> int | None:
+        """Until when a step that is not full waits for sequences of another job in flight (scheduling §7.2); None: it is due.
+
+        The wait never reaches a ready sequence's deadline.
+        """
+        if not self._window_ns or not others_running or len(self._ready) >= self._max_rows:
+            return None
+        ready = self._ready.values()
+        until = min(min(seq.ready_since_ns for seq in ready) + self._window_ns, min(seq.deadline_ns for seq in ready))
+        return until if until > now_ns else None
+
+    def choose(self, now_ns: int) -> Choice | None:
+        """The next step's sequences; they leave the queue. None when nobody is eligible."""
+        generation = self._generation
+        eligible = [
+            seq
+            for seq in self._ready.values()
+            if seq.state is _READY and not seq.cancelled and seq.deadline_ns > now_ns and seq.generation == generation
+        ]
+        if not eligible:
+            return None
+        profile = pick_profile(self.profiles, len(eligible))
+        chosen = self._policy(eligible, profile.compiled_batch, self._share)
+        if len(chosen) == len(self._ready):
+            self._ready.clear()
+        else:
+            for seq in chosen:
+                del self._ready[seq.seq_id]
+        self.virtual_time = max(self.virtual_time, min([seq.virtual_finish_time for seq in chosen]))
+        return Choice(profile, chosen)
+
+    def oldest_ns(self) -> int | None:
+        """Since when the longest-waiting sequence is ready."""
+        return min((seq.ready_since_ns for seq in self._ready.values()), default=None)
+
+
+def bind(choice: Choice, kv: KvManager, arrays: InputArrays) -> DecodeBatch:
+    """Fill a job's own arrays. Row i belongs to the i-th chosen sequence.
+
+    Raises:
+        ValueError: a sequence's length is not its lane's, or has no room for one more (a bug, stopped before the device).
+    """
+    active = choice.sequences
+    rows, count = rows_of(choice.profile, len(active)), len(active)
+    lanes, tokens, positions = [], [], []
+    for seq in active:
+        lane = seq.hardware_lane
+        sequence = kv.lanes[lane] if lane is not None else None
+        if sequence is None or sequence.seq_id != seq.seq_id or not seq.kv_length == sequence.committed_len < sequence.reserved_len:
+            raise ValueError(f"sequence {seq.seq_id} at {seq.kv_length} does not fit lane {lane}: {sequence}")
+        lanes.append(lane)
+        tokens.append(seq.last_token)
+        positions.append(seq.kv_length)
+    arrays.lanes[:count], arrays.token_ids[:count], arrays.positions[:count] = lanes, tokens, positions
+    arrays.lane_valid[:count] = 1
+    if rows > count:
+        arrays.lanes[count:rows] = arrays.token_ids[count:rows] = arrays.positions[count:rows] = NO_TOKEN
+        arrays.lane_valid[count:rows] = 0
+    return DecodeBatch(
+        kv.generation, choice.profile, active,
+        arrays.lanes[:rows], arrays.token_ids[:rows], arrays.positions[:rows], arrays.lane_valid[:rows],
+    )  # fmt: skip

@@ -1,0 +1,339 @@
+"""Everything that lives as long as one generation: lanes, queues, turns, jobs and answers, and how a sequence moves among them.
+
+The engine decides what happens to requests; this part knows where they are. Ends of jobs come in as logits, and go out as the
+sequences that are thereby over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from calculet_core import history
+from calculet_core.artifact import Package
+from calculet_core.batches import BatchProfile
+from calculet_core.capacity import CapacityBudget
+from calculet_core.config import SchedulerConfig, TenantConfig
+from calculet_core.jobs import Completion, Job, JobKind
+from calculet_core.requests import FinishReason, SequenceState
+from calculet_core.states.kv_sequence import KvSequenceState
+from calculet_core.states.request import RequestState
+from calculet_worker.actions import Action, ReleaseLane, SubmitJob
+from calculet_worker.answers import Answers, Outbox
+from calculet_worker.device.base import DeviceLimits
+from calculet_worker.jobs.buffers import Buffers
+from calculet_worker.jobs.durations import Durations, backoff_ns
+from calculet_worker.jobs.inflight import Inflight, InflightJob
+from calculet_worker.kv import KvManager
+from calculet_worker.records import INTERNAL, Recorder
+from calculet_worker.registry import RequestRegistry
+from calculet_worker.scheduling.admission import AdmissionController, DrainRate, QueueState
+from calculet_worker.scheduling.arbiter import Arbiter, Turn
+from calculet_worker.scheduling.decode import DecodeQueue, bind
+from calculet_worker.scheduling.fairness import FairQueue
+from calculet_worker.scheduling.prefill import PrefillQueues, proven_cut
+from calculet_worker.scheduling.profiles import usable_profiles
+from calculet_worker.scheduling.selection import POLICIES
+
+POLICY = "edf"
+NEVER_NS = 1 << 62
+_DECODE_RUNNING = RequestState.DECODE_RUNNING
+_RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
+
+
+class Ended(NamedTuple):
+    """A sequence that a job's result brought to its end; `reason` None: it was cancelled, or had failed, while the job ran."""
+
+    seq: SequenceState
+    reason: FinishReason | None
+
+
+class Serving:
+    """One generation's machinery; a new generation gets a new one."""
+
+    def __init__(
+        self,
+        generation: int,
+        package: Package,
+        vocabulary: Sequence[bytes],
+        config: SchedulerConfig,
+        limits: DeviceLimits,
+        tenants: tuple[TenantConfig, ...],
+        registry: RequestRegistry,
+        outbox: Outbox,
+        recorder: Recorder,
+        seed: int,
+    ) -> None:
+        manifest = package.manifest
+        self.generation, self.config = generation, config
+        self.vocab_size = manifest.tokenizer.vocab_size
+        self._registry, self._recorder = registry, recorder
+        admission = config.admission
+        max_tokens = admission.max_kv_tokens or manifest.lanes * manifest.context
+        max_sequences = admission.max_sequences or manifest.lanes
+        self.kv = KvManager(generation, manifest.lanes, manifest.context, max_tokens, max_sequences)
+        self.profiles = usable_profiles(manifest, config.batch.profiles)
+        self._prefill_profile = manifest.profile(1)
+        self.buffers = Buffers(limits.output_buffers, self.profiles[-1].compiled_batch)
+        self.inflight = Inflight(config.executor, limits.max_inflight, limits.output_buffers)
+        self.durations = Durations(config.executor)
+        self.arbiter = Arbiter(config.queues)
+        self.fair = FairQueue(tenants, config.fairness.cost_decode_weight)
+        cut = proven_cut(manifest, config.executor.max_prefill_tokens_per_job)
+        self.prefill = PrefillQueues(config.queues, cut)
+        self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY])
+        self.drain_rate = DrainRate()
+        budget = CapacityBudget(
+            max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.limit
+        )
+        self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
+        self.answers = Answers(outbox, vocabulary, manifest.tokenizer.eos_token_ids, seed)
+        self.hold_ns: int | None = None
+        """A step that waits for more sequences is due then."""
+        self._positions = np.arange(manifest.context, dtype=np.int32)
+        self._positions.flags.writeable = False
+        self._ready = [0, 0, 0, 0]
+        self._owners: dict[int, SequenceState] = {}
+        """Lane -> the sequence that holds it, until the lane is free or lost."""
+        self._cancelled_ns: dict[int, int] = {}
+        """Lane -> when its sequence's cancel came."""
+        self._releases: dict[int, tuple[int, int]] = {}
+        """Lane -> (tries, when to ask again) where the runtime was busy."""
+
+    # ---------------------------------------------------------------- waiting and admission
+    def queue_state(self, tenant: str, prompt_tokens: int, max_new_tokens: int) -> QueueState:
+        """The queue as a request of that size finds it."""
+        fair = self.fair
+        free = fair.head() is None and self.kv.can_reserve(prompt_tokens + max_new_tokens) and fair.may_start(tenant)
+        return QueueState(free, len(fair), fair.tokens, fair.over_quota(tenant, prompt_tokens))
+
+    def wait(self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False) -> None:
+        """The request joins the waiting queue; `first` goes before all others."""
+        request = seq.request
+        stamp = 0.0 if first else self.fair.stamp(request.tenant, request.weight, len(token_ids), max_new_tokens)
+        self._registry.queue(seq, token_ids, max_new_tokens, stamp)
+        self.fair.push(seq)
+
+    def admit(self, internal_only: bool, now_ns: int, out: list[Action]) -> None:
+        """Give lanes to waiting requests in fair order. One that does not fit yet is not overtaken: it would never fit."""
+        fair, kv = self.fair, self.kv
+        while kv.free_lanes and (seq := fair.head()) is not None:
+            if internal_only and seq.request.router != INTERNAL:
+                return
+            lane = kv.reserve(seq.seq_id, seq.prompt_tokens + seq.max_new_tokens)
+            if lane is None:
+                return
+            fair.take(seq)
+            self._registry.admit(seq, lane.hardware_lane, now_ns)
+            self._owners[lane.hardware_lane] = seq
+            self.drain_rate.departed(now_ns)
+            self.answers.open(seq)
+            self.prefill.push(seq)
+            data = {"prompt_tokens": seq.prompt_tokens, "max_new_tokens": seq.max_new_tokens, "lane": lane.hardware_lane}
+            self._recorder.of_attempt(history.ATTEMPT_ADMITTED, now_ns, seq, data)
+            self._recorder.of_lane(history.BOARD_LANE_BOUND, now_ns, seq, lane.hardware_lane)
+
+    # ---------------------------------------------------------------- the next job
+    def next_job(self, job_id: int, now_ns: int) -> SubmitJob | None:
+        """Whose turn it is, as a job; None when nothing is due or nothing more may be in flight."""
+        self.hold_ns = None
+        if not self.inflight.has_room or self.buffers.free < 1:
+            return None
+        ready, depths = self._ready, self.prefill.depths
+        ready[Turn.DECODE] = len(self.decode)
+        ready[Turn.SHORT], ready[Turn.MEDIUM], ready[Turn.LONG] = depths[Turn.SHORT], depths[Turn.MEDIUM], depths[Turn.LONG]
+        if ready[Turn.DECODE]:
+            self.hold_ns = self.decode.hold_until_ns(len(self.inflight) > 0, now_ns)
+            if self.hold_ns is not None:
+                ready[Turn.DECODE] = 0
+        turn = self.arbiter.choose(ready)
+        if turn is None:
+            return None
+        entry = self._decode_job(job_id, now_ns) if turn is Turn.DECODE else self._prefill_job(job_id, turn, now_ns)
+        if entry is None:
+            return None
+        self.arbiter.take(turn, entry.expected_ns or 0)
+        limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
+        self.inflight.add(entry)
+        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns)
+
+    def _decode_job(self, job_id: int, now_ns: int) -> InflightJob | None:
+        choice = self.decode.choose(now_ns)
+        if choice is None:
+            return None
+        batch = bind(choice, self.kv, self.buffers.lease(job_id))
+        self._registry.start_decode(choice.sequences)
+        job = Job(
+            job_id, self.generation, JobKind.DECODE, choice.profile, batch.lanes, batch.token_ids, batch.positions, batch.lane_valid
+        )
+        expected_ns = self.durations.decode_ns(choice.profile.compiled_batch)
+        return InflightJob(job, Turn.DECODE, choice.sequences, expected_ns, self.inflight.next_bank(), now_ns)
+
+    def _prefill_job(self, job_id: int, turn: Turn, now_ns: int) -> InflightJob:
+        part = self.prefill.take(turn)
+        seq = part.seq
+        lanes = self.buffers.lease(job_id).lanes[:1]
+        lanes[0] = seq.hardware_lane
+        self._registry.start_prefill(seq)
+        tokens, positions = seq.prompt_token_ids[part.start : part.end], self._positions[part.start : part.end]
+        job = Job(
+            job_id, self.generation, JobKind.PREFILL, self._prefill_profile, lanes, tokens, positions, want_logits=part.last
+        )
+        expected_ns = self.durations.prefill_ns(part.end - part.start)
+        return InflightJob(job, turn, [seq], expected_ns, self.inflight.next_bank(), now_ns, part.end, part.last)
+
+    def submitted(self, entry: InflightJob) -> None:
+        """The device took the job: its lanes are Updating (scheduling §9.2)."""
+        entry.accepted = True
+        lanes, submit = self.kv.lanes, self.kv.submit
+        if entry.turn is Turn.DECODE:
+            for seq in entry.sequences:
+                submit(lanes[seq.hardware_lane], 1)  # type: ignore[index]
+        else:
+            submit(self.lane_of(entry.sequences[0]), len(entry.job.token_ids))
+
+    def refused(self, entry: InflightJob) -> None:
+        """The device did not take it: nothing ran, its buffers are free."""
+        self.inflight.pop(entry.job.job_id)
+        self.buffers.give_back(entry.job.job_id)
+        self.arbiter.settle(entry.turn, entry.expected_ns or 0, 0)
+
+    def requeue(self, seq: SequenceState, now_ns: int) -> None:
+        """A sequence of a refused job is ready again."""
+        self._registry.requeue(seq, now_ns)
+        (self.prefill if seq.state is RequestState.PREFILL_READY else self.decode).push(seq)
+
+    # ---------------------------------------------------------------- a job's end
+    def account(self, entry: InflightJob, completion: Completion, now_ns: int) -> int:
+        """Learn from what the job took, in nanoseconds of device time where the device tells it, and charge its class."""
+        spent_ns = completion.timings.wait_ns
+        if spent_ns is None:
+            spent_ns = now_ns - entry.built_ns
+        self.arbiter.settle(entry.turn, entry.expected_ns or 0, spent_ns)
+        if entry.turn is Turn.DECODE:
+            self.durations.saw_decode(entry.job.profile.compiled_batch, spent_ns)
+        else:
+            self.durations.saw_prefill(len(entry.job.token_ids), spent_ns)
+        return spent_ns
+
+    def commit_decode(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
+        """A decode step succeeded: KV grows, each row's token is drawn, and what goes on is ready again."""
+        kv, answers, decode, registry = self.kv, self.answers, self.decode, self._registry
+        lanes, commit, done, take, push = kv.lanes, kv.commit, registry.on_decode_complete, answers.take, decode.push
+        ended: list[Ended] = []
+        sequences = entry.sequences
+        for seq, token in zip(sequences, answers.draw(sequences, logits), strict=True):
+            sequence = lanes[seq.hardware_lane]  # type: ignore[index]
+            commit(sequence)
+            if seq.cancelled or seq.state is not _DECODE_RUNNING:
+                ended.append(Ended(seq, None))
+                continue
+            virtual_finish = seq.virtual_finish_time + 1.0 / seq.request.weight
+            done(seq, sequence.committed_len, token, virtual_finish, spent_ns, now_ns)
+            reason = take(seq, token)
+            if reason is None:
+                push(seq)
+            else:
+                ended.append(Ended(seq, reason))
+        return ended
+
+    def commit_prefill(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
+        """A prompt, or a part of it, is in KV; with its last part the first token is drawn."""
+        seq = entry.sequences[0]
+        sequence = self.lane_of(seq)
+        self.kv.commit(sequence)
+        if seq.cancelled or seq.terminal:
+            return [Ended(seq, None)]
+        if not entry.prefill_last:
+            self._registry.on_prefill_part(seq, sequence.committed_len, spent_ns, now_ns)
+            self.prefill.push(seq)
+            return []
+        token = self.answers.draw([seq], logits)[0]
+        start = self.decode.virtual_time
+        self._registry.on_prefill_complete(seq, sequence.committed_len, token, start, spent_ns, now_ns)
+        reason = self.answers.take(seq, token)
+        if reason is not None:
+            return [Ended(seq, reason)]
+        self.decode.push(seq)
+        return []
+
+    # ---------------------------------------------------------------- lanes
+    def lane_of(self, seq: SequenceState) -> Any:
+        """The KV record of an admitted sequence."""
+        assert seq.hardware_lane is not None
+        return self.kv.lanes[seq.hardware_lane]
+
+    def leave(self, seq: SequenceState, state: RequestState) -> bool:
+        """Take a sequence that has just ended in `state` out of its queue; whether its lane may be released now."""
+        if state in _RUNNING:
+            return False
+        if state is RequestState.WAITING_ADMISSION:
+            self.fair.remove(seq)
+        elif state is RequestState.PREFILL_READY:
+            self.prefill.removed(seq)
+        elif state is RequestState.DECODE_READY:
+            self.decode.removed(seq)
+        return seq.hardware_lane is not None
+
+    def cancel_came(self, seq: SequenceState, now_ns: int) -> None:
+        """Remember when, for the time until the lane is free."""
+        if seq.hardware_lane is not None:
+            self._cancelled_ns.setdefault(seq.hardware_lane, now_ns)
+
+    def release(self, seq: SequenceState, out: list[Action]) -> None:
+        """Ask the runtime to free the sequence's lane."""
+        sequence = self.lane_of(seq)
+        self.kv.release(sequence)
+        out.append(ReleaseLane(self.generation, sequence.hardware_lane))
+
+    def retry_release(self, lane: int, now_ns: int) -> bool:
+        """The runtime was too busy to free the lane: ask again later, a bounded number of times."""
+        tries = self._releases.get(lane, (0, 0))[0] + 1
+        self._releases[lane] = (tries, now_ns + backoff_ns(self.config.executor, tries))
+        return tries <= self.config.executor.busy_max_tries
+
+    def release_again(self, now_ns: int, out: list[Action]) -> None:
+        """Ask for lanes whose pause is over."""
+        for lane, (tries, due_ns) in self._releases.items():
+            if due_ns <= now_ns and self.releasing(lane):
+                self._releases[lane] = (tries, NEVER_NS)
+                out.append(ReleaseLane(self.generation, lane))
+
+    def next_release_ns(self) -> int | None:
+        """When a lane is to be asked for again."""
+        return min((due_ns for _, due_ns in self._releases.values() if due_ns < NEVER_NS), default=None)
+
+    def freed(self, lane: int, now_ns: int, out: list[Action]) -> None:
+        """The runtime confirmed."""
+        self.kv.confirm_free(self.kv.lanes[lane])
+        seq = self._owners.pop(lane)
+        self._releases.pop(lane, None)
+        self._registry.released(seq)
+        since = self._cancelled_ns.pop(lane, None)
+        data = None if since is None else {"since_cancel_ns": now_ns - since}
+        self._recorder.of_lane(history.BOARD_LANE_FREE, now_ns, seq, lane, data)
+
+    def lose(self, lane: int, now_ns: int, out: list[Action]) -> None:
+        """Nobody knows what the lane holds: it ends with this generation."""
+        self.kv.lose(self.kv.lanes[lane])
+        seq = self._owners.pop(lane)
+        self._cancelled_ns.pop(lane, None)
+        self._releases.pop(lane, None)
+        self._recorder.of_lane(history.BOARD_LANE_LOST, now_ns, seq, lane)
+
+    def lose_all(self, now_ns: int, out: list[Action]) -> None:
+        """A fault: every held lane is lost, and jobs in flight keep their buffers for good."""
+        for entry in self.inflight.pop_all():
+            self.buffers.quarantine(entry.job.job_id)
+        for lane in list(self._owners):
+            self.lose(lane, now_ns, out)
+
+    def releasing(self, lane: int) -> bool:
+        """Whether the runtime was asked to free the lane and has not confirmed."""
+        return self.kv.lanes[lane].state is KvSequenceState.RELEASING
+
+    def use(self, profiles: tuple[BatchProfile, ...]) -> None:
+        """The profiles for decode steps from now on."""
+        self.decode.use(profiles)

@@ -1,0 +1,404 @@
+"""The worker process: one board, one device, one event loop that owns all of the engine's state.
+
+Everything reaches the engine as an event on the loop's thread, and its actions are performed in the order given. What a loop pass
+has for a router leaves as one message at the end of the pass, after the next job went to the device. Nothing that may block
+runs here: the device has its thread, prompts and packages have theirs. A bug in the engine ends the process with exit code 70:
+routers send its requests elsewhere, and the supervisor starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import uvloop
+import zmq
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from calculet_core import wire
+from calculet_core.clock import MS, S
+from calculet_core.config import BoardConfig
+from calculet_core.errors import ArtifactError, CalculetError, ConfigError, ExitCode
+from calculet_core.ids import WireKey
+from calculet_core.shell.death_pipe import watch_death_pipe
+from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
+from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.journal import Journal
+from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
+from calculet_core.shell.packages import load_keys
+from calculet_core.shell.telemetry import serve_metrics
+from calculet_worker.actions import (
+    Action,
+    Announce,
+    ConfigureDevice,
+    Exit,
+    GiveBack,
+    Record,
+    ReleaseLane,
+    ResetDevice,
+    SubmitJob,
+    Tokenize,
+    ToRouter,
+    UnconfigureDevice,
+    VerifyPackage,
+)
+from calculet_worker.device import BACKENDS
+from calculet_worker.device.base import BoardUnavailable, Device
+from calculet_worker.engine import Engine
+from calculet_worker.events import (
+    CancelAsked,
+    CommandArrived,
+    Event,
+    LaneReleased,
+    PackageVerified,
+    RequestArrived,
+    RouterLost,
+    TimeCame,
+    Tokenized,
+    TokenizingFailed,
+)
+from calculet_worker.shell.executor import Executor
+from calculet_worker.shell.loading import verify
+from calculet_worker.shell.reporting import Reporter
+from calculet_worker.shell.routers import Peer, Routers
+from calculet_worker.shell.telemetry import Telemetry
+from calculet_worker.shell.tokenizing import PromptTokenizer, TokenizingPool
+
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that wants the interpreter waits no longer for a busy one."""
+HOUSEKEEPING_S = 0.2
+"""Leases, credit, journal."""
+MIN_REPORT_GAP_S = 0.02
+FLUSH_GRACE_S = 0.05
+"""For ZeroMQ's own thread to write the last messages before the sockets close."""
+STUCK_AFTER_S = 2.0
+"""How long the device thread may take to end."""
+DRAIN_GRACE_S = 5.0
+"""Beyond the drain deadline, before the process ends without the engine's word."""
+COMMANDS = (
+    wire.LoadModel, wire.UnloadModel, wire.DrainBoard, wire.ResumeBoard, wire.GrantReset, wire.DenyReset, wire.StopWorker,
+)  # fmt: skip
+DRAM_UNIT = 1 << 30
+log = logging.getLogger("calculet.worker")
+
+
+class Worker:
+    """One life of a board's worker; `run` ends with the process's exit code and the reason."""
+
+    def __init__(self, fleet: Fleet, board: BoardConfig, epoch: int, device: Device, keys: Sequence[Ed25519PublicKey]) -> None:
+        config = fleet.config
+        self._fleet, self._board, self._epoch, self._device, self._keys = fleet, board, epoch, device, keys
+        self._data_path = fleet.worker_socket(board.name, epoch)
+        self._engine = Engine(
+            board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
+            int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
+        )  # fmt: skip
+        self._routers = Routers(3 * config.router.lease_interval_ms * MS)
+        self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
+        self._telemetry = Telemetry(board.name, self._engine, device)
+        self._reporter = Reporter(device)
+        self._pool = TokenizingPool()
+        self._tokenizer: PromptTokenizer | None = None
+        self._events: deque[Event] = deque()
+        self._handling = self._flushing = False
+        self._wakeup: asyncio.TimerHandle | None = None
+        self._wakeup_ns: int | None = None
+        self._report_due: asyncio.TimerHandle | None = None
+        self._reported_s, self._retry_s = 0.0, MIN_REPORT_GAP_S
+        self._stop_asked = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._performers: dict[type[Any], Callable[[Any], None]] = {
+            SubmitJob: self._submit, GiveBack: self._give_back, ReleaseLane: self._release_lane, Tokenize: self._tokenize,
+            ToRouter: self._to_router, VerifyPackage: self._verify_package, ConfigureDevice: self._device_work,
+            UnconfigureDevice: self._device_work, ResetDevice: self._device_work, Announce: self._announce,
+            Record: self._record, Exit: self._exit,
+        }  # fmt: skip
+
+    async def run(self) -> tuple[int, str]:
+        """Serve until an exit is due."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[int, str]] = loop.create_future()
+        loop.set_exception_handler(self._unhandled)
+        threading.excepthook = lambda args: loop.call_soon_threadsafe(self._bug, args.exc_value)
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._executor = Executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
+        self._data: Link = bind_router(context, self._data_path, self._from_router)
+        self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
+        metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
+        metrics = await serve_metrics(metrics_path, self._telemetry.exposition)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
+        watch_death_pipe(lambda: self._end(ExitCode.OK, "the keeper is gone"))
+        ticking = [loop.create_task(self._every(HOUSEKEEPING_S, self._housekeeping))]
+        ticking.append(loop.create_task(self._every(self._fleet.config.supervision.heartbeat_ms / 1000, self._heartbeat)))
+        log.info("epoch=%d pid=%d device=%s: waits for commands", self._epoch, os.getpid(), self._board.device)
+        try:
+            code, reason = await self._ended
+            if code != ExitCode.BUG:
+                self._flush()
+                self._report()
+                await asyncio.sleep(FLUSH_GRACE_S)
+            return code, reason
+        finally:
+            for task in (*ticking, *self._tasks):
+                task.cancel()
+            metrics.close()
+            self._data.close()
+            self._supervisor.close()
+            context.destroy(linger=0)
+            for path in (self._data_path, metrics_path):
+                path.unlink(missing_ok=True)
+            self._pool.close()
+            if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
+                log.error("the device thread is stuck in the device; the process ends without it")
+            self._journal.close()
+
+    # ---------------------------------------------------------------- the engine
+    def _handle(self, event: Event) -> None:
+        """Tell the engine, perform what it wants, and tell it what came of that, until nothing is left."""
+        self._events.append(event)
+        if self._handling or self._ended.done():
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for action in self._engine.handle(self._events.popleft(), time.monotonic_ns()):
+                    self._perform(action)
+            self._set_wakeup()
+        except Exception as error:
+            self._bug(error)
+        finally:
+            self._handling = False
+
+    def _perform(self, action: Action) -> None:
+        self._performers[type(action)](action)
+
+    def _set_wakeup(self) -> None:
+        at_ns = self._engine.next_wakeup_ns()
+        if at_ns == self._wakeup_ns:
+            return
+        if self._wakeup is not None:
+            self._wakeup.cancel()
+        self._wakeup_ns = at_ns
+        self._wakeup = self._arm() if at_ns is not None else None
+
+    def _arm(self) -> asyncio.TimerHandle:
+        return self._loop.call_later(max(0, (self._wakeup_ns or 0) - time.monotonic_ns()) / S, self._time_came)
+
+    def _time_came(self) -> None:
+        if time.monotonic_ns() < (self._wakeup_ns or 0):  # the loop counts in milliseconds
+            self._wakeup = self._arm()
+            return
+        self._wakeup = self._wakeup_ns = None
+        self._handle(TimeCame())
+
+    def _bug(self, error: BaseException | None) -> None:
+        log.critical("a bug ends this worker", exc_info=error)
+        self._end(ExitCode.BUG, f"bug: {type(error).__name__}: {error}")
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self._bug(context.get("exception") or RuntimeError(context.get("message")))
+
+    def _end(self, code: int, reason: str) -> None:
+        if not self._ended.done():
+            self._ended.set_result((code, reason))
+
+    # ---------------------------------------------------------------- actions
+    def _submit(self, action: SubmitJob) -> None:
+        self._events.append(self._executor.submit(action))
+
+    def _give_back(self, action: GiveBack) -> None:
+        self._device.give_back(action.completion)
+
+    def _release_lane(self, action: ReleaseLane) -> None:
+        self._events.append(LaneReleased(action.generation, action.lane, int(self._device.release(action.lane))))
+
+    def _tokenize(self, action: Tokenize) -> None:
+        assert self._tokenizer is not None, "a request was let in before a package was verified"
+        key, loop = action.key, self._loop
+
+        def done(result: Any) -> None:
+            event = TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
+            loop.call_soon_threadsafe(self._handle, event)
+
+        self._pool.encode(self._tokenizer, action.prompt, done)
+
+    def _to_router(self, action: ToRouter) -> None:
+        self._routers.add(action)
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _verify_package(self, action: VerifyPackage) -> None:
+        task = self._loop.create_task(self._verify(action))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _verify(self, action: VerifyPackage) -> None:
+        answer: PackageVerified
+        answer, tokenizer = await asyncio.to_thread(verify, self._fleet, self._board, self._keys, action)
+        self._tokenizer = tokenizer or self._tokenizer
+        self._handle(answer)
+
+    def _device_work(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> None:
+        self._executor.perform(action)
+
+    def _announce(self, _: Announce) -> None:
+        for peer in self._routers.live():
+            self._greet(peer)
+        if self._report_due is None:
+            wait_s = max(0.0, self._reported_s + MIN_REPORT_GAP_S - self._loop.time())
+            self._report_due = self._loop.call_later(wait_s, self._report)
+
+    def _record(self, action: Record) -> None:
+        self._journal.append(action.event)
+        self._telemetry.count(action.event)
+
+    def _exit(self, action: Exit) -> None:
+        self._end(action.code, action.reason)
+
+    # ---------------------------------------------------------------- routers
+    def _from_router(self, frames: Frames) -> None:
+        try:
+            identity, kind, body = frames
+            message = wire.decode(kind, body)
+        except ValueError as error:
+            self._bad("malformed", str(error))
+            return
+        now_ns = time.monotonic_ns()
+        if isinstance(message, wire.RouterHello | wire.Lease):
+            self._routers.introduce(message.router, identity, now_ns)
+        peer = self._routers.heard(identity, now_ns)
+        if peer is None:
+            self._bad("unknown_router", type(message).__name__)
+        elif isinstance(message, wire.Submit):
+            self._handle(RequestArrived(peer.router, message))
+        elif isinstance(message, wire.Cancel):
+            self._handle(CancelAsked(WireKey(message.request_id, message.attempt, message.epoch), message.reason))
+        elif isinstance(message, wire.Lease):
+            peer.acknowledge(message.acked_seq)
+        elif isinstance(message, wire.RouterHello):
+            self._greet(peer)
+        else:
+            self._bad("unexpected", type(message).__name__)
+
+    def _greet(self, peer: Peer) -> None:
+        self._send(peer, [peer.identity, *wire.encode(self._engine.hello())])
+
+    def _flush(self) -> None:
+        """One tick for each router that something is there for."""
+        self._flushing = False
+        for peer in self._routers.live():
+            if peer.outbox is not None:
+                self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
+
+    def _send(self, peer: Peer, frames: Frames) -> None:
+        if not self._data.send(frames):
+            log.warning("router %08x: a message could not be sent", peer.router)
+
+    # ---------------------------------------------------------------- supervisor
+    def _from_supervisor(self, frames: Frames) -> None:
+        try:
+            kind, body = frames
+            message = wire.decode(kind, body)
+        except ValueError as error:
+            self._bad("malformed", str(error))
+            return
+        if isinstance(message, COMMANDS):
+            self._handle(CommandArrived(message))
+        else:
+            self._bad("unexpected", type(message).__name__)
+
+    def _report(self) -> None:
+        """Now; again soon when nobody is connected, less and less so."""
+        if self._report_due is not None:
+            self._report_due.cancel()
+            self._report_due = None
+        self._reported_s = self._loop.time()
+        report = self._reporter.complete(self._engine.report(time.monotonic_ns()), self._data.dropped)
+        if self._supervisor.send(wire.encode(report)):
+            self._retry_s = MIN_REPORT_GAP_S
+        else:
+            self._retry_s = min(self._retry_s * 2, 1.0)
+            self._report_due = self._loop.call_later(self._retry_s, self._report)
+
+    # ---------------------------------------------------------------- in time
+    async def _every(self, period_s: float, work: Callable[[], None]) -> None:
+        while True:
+            try:
+                work()
+            except Exception as error:
+                self._bug(error)
+            await asyncio.sleep(period_s)
+
+    def _heartbeat(self) -> None:
+        """The supervisor's heartbeat, and the routers': a tick that may carry nothing but the load."""
+        self._report()
+        for peer in self._routers.live():
+            self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
+
+    def _housekeeping(self) -> None:
+        for router, reason in self._routers.lapsed(time.monotonic_ns()):
+            log.warning("router %08x is lost: %s", router, reason)
+            self._handle(RouterLost(router, reason))
+        self._journal.flush()
+
+    # ---------------------------------------------------------------- edges
+    def _asked_to_stop(self, name: str) -> None:
+        """The first signal drains, the second ends at once."""
+        if self._stop_asked:
+            self._end(ExitCode.OK, f"{name} again")
+            return
+        self._stop_asked = True
+        deadline_ms = self._fleet.config.supervision.drain_timeout_ms
+        log.info("%s: draining for %d ms at most", name, deadline_ms)
+        self._loop.call_later(deadline_ms / 1000 + DRAIN_GRACE_S, self._end, ExitCode.OK, f"{name}: the drain did not end")
+        seq = self._engine.report(time.monotonic_ns()).command_seq + 1
+        self._handle(CommandArrived(wire.StopWorker(seq, deadline_ms)))
+
+    def _bad(self, reason: str, detail: str) -> None:
+        log.debug("a message was ignored: %s: %s", reason, detail)
+        self._telemetry.bad_message(reason)
+
+
+def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
+    """Take the board, serve it, and leave its exit class behind.
+
+    Raises:
+        LockHeld: another process has the board.
+        BoardUnavailable: the device cannot be opened.
+        ConfigError: a trusted key, the board's options or its scheduler file are wrong.
+    """
+    lock = FileLock(fleet.board_lock(board.name))
+    exit_path = fleet.board_exit(board.name)
+    exit_path.unlink(missing_ok=True)
+    epoch = next_number(fleet.board_epoch(board.name))
+    code, reason = ExitCode.BUG, "it did not start"
+    try:
+        keys = load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])
+        worker = Worker(fleet, board, epoch, BACKENDS[board.device](board), keys)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        code, reason = uvloop.new_event_loop().run_until_complete(worker.run())
+    except Exception as error:
+        code, reason = exit_code_of(error), str(error)
+        raise
+    finally:
+        write_atomic(exit_path, json.dumps({"code": code, "reason": reason, "epoch": epoch}).encode() + b"\n")
+        lock.release()
+    return code, reason
+
+
+def exit_code_of(error: Exception) -> int:
+    """The exit code for what stopped a worker from starting."""
+    if isinstance(error, ConfigError | ArtifactError):
+        return ExitCode.CONFIG
+    return ExitCode.BOARD_UNAVAILABLE if isinstance(error, BoardUnavailable | LockHeld) else ExitCode.BUG

@@ -1,0 +1,147 @@
+"""The device thread: everything of the board that may block happens here, and nothing else does.
+
+`submit` is called on the actor's thread, as a device never blocks in it; the device thread then waits for completions and hands
+each to the loop. While a job is out it waits in slices, so that a reset or an end is not kept waiting by a job's time limit; with
+nothing out it sleeps on its inbox. A job whose deadline passes is reported lost (rc 13) but still waited for: its late
+completion is what proves that its buffers are free.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from calculet_core.clock import MS
+from calculet_core.jobs import JobHandle, ReturnCode
+from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
+from calculet_worker.device.base import Device
+from calculet_worker.events import (
+    DeviceConfigured,
+    DeviceReset,
+    DeviceUnconfigured,
+    Event,
+    JobCompleted,
+    JobLost,
+    JobRefused,
+    JobSubmitted,
+)
+
+SLICE_NS = 50 * MS
+log = logging.getLogger("calculet.executor")
+
+Deliver = Callable[[Event], Any]
+
+
+class Executor:
+    """Owns the device thread. `deliver` is called on it and must be safe to call from any thread."""
+
+    def __init__(self, device: Device, deliver: Deliver) -> None:
+        self._device, self._deliver = device, deliver
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._deadlines: dict[int, int] = {}
+        self._unproven: set[int] = set()
+        """Jobs reported lost whose end nobody has seen."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------- actor's thread
+    def submit(self, action: SubmitJob) -> JobSubmitted | JobRefused:
+        """Submit at once; the device thread learns of it."""
+        job_id = action.job.job_id
+        self._deadlines[job_id] = action.deadline_ns  # before: it may complete before `submit` has returned
+        answer = self._device.submit(action.job, action.engine)
+        if isinstance(answer, JobHandle):
+            self._inbox.put(_nothing)
+            return JobSubmitted(job_id, answer.engine)
+        self._deadlines.pop(job_id, None)
+        return JobRefused(job_id, int(answer))
+
+    def perform(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> None:
+        """Queue an action that may block; its answer is delivered."""
+        self._inbox.put(lambda: self._deliver(self._answer(action)))
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread and close the device; False when it is stuck in the device, which only the process's end can help."""
+        self._stopping = True
+        self._inbox.put(_nothing)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # ---------------------------------------------------------------- device thread
+    def _run(self) -> None:
+        while not self._stopping:
+            if self._deadlines or self._unproven:
+                self._wait()
+                try:
+                    request = self._inbox.get_nowait()
+                except Empty:
+                    continue
+            else:
+                request = self._inbox.get()
+            request()
+        self._device.close()
+
+    def _wait(self) -> None:
+        first = min(self._deadlines.copy().values(), default=None)
+        now = time.monotonic_ns()
+        timeout = SLICE_NS if first is None else max(0, min(SLICE_NS, first - now))
+        try:
+            found = self._device.wait_any(timeout)
+        except Exception:
+            log.exception("device: waiting failed")
+            found = ReturnCode.OTHER
+        if not isinstance(found, ReturnCode):
+            self._deadlines.pop(found.job_id, None)
+            self._unproven.discard(found.job_id)
+            self._deliver(JobCompleted(found))
+        elif found == ReturnCode.TIMEOUT:
+            now = time.monotonic_ns()
+            for job_id, deadline in self._deadlines.copy().items():
+                if deadline <= now:
+                    self._lose(job_id, found)
+        else:
+            for job_id in self._deadlines.copy():
+                self._lose(job_id, found)
+            self._unproven.clear()  # the device has said that it will not tell
+
+    def _lose(self, job_id: int, rc: ReturnCode) -> None:
+        if self._deadlines.pop(job_id, None) is not None:
+            self._unproven.add(job_id)
+            self._deliver(JobLost(job_id, int(rc)))
+
+    def _answer(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> Event:
+        if isinstance(action, ConfigureDevice):
+            return self._configure(action)
+        if isinstance(action, UnconfigureDevice):
+            return DeviceUnconfigured(action.generation, self._code(self._device.reset_configuration))
+        rc = self._code(self._device.reset)
+        if rc == ReturnCode.OK:
+            self._deadlines.clear()
+            self._unproven.clear()
+        return DeviceReset(rc)
+
+    def _configure(self, action: ConfigureDevice) -> DeviceConfigured:
+        try:
+            rc = self._device.configure(action.package, action.generation)
+            if rc != ReturnCode.OK:
+                return DeviceConfigured(action.generation, int(rc))
+            return DeviceConfigured(action.generation, int(rc), self._device.inspect())
+        except Exception as error:
+            log.exception("device: configuring failed")
+            return DeviceConfigured(action.generation, ReturnCode.OTHER, detail=f"{type(error).__name__}: {error}")
+
+    def _code(self, call: Callable[[], ReturnCode]) -> int:
+        try:
+            return int(call())
+        except Exception:
+            log.exception("device: an operation failed")
+            return ReturnCode.OTHER
+
+
+def _nothing() -> None:
+    """What wakes the device thread: a job is out, or the end has come."""

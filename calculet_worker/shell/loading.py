@@ -1,0 +1,69 @@
+"""Verifying a package for the engine (scheduling §11 steps 1-3), on a thread: hashing a model takes seconds."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from calculet_core.artifact import Package
+from calculet_core.config import BoardConfig, SchedulerConfig, check_profiles
+from calculet_core.errors import ArtifactError, ConfigError
+from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.packages import read_package, verify_package
+from calculet_worker.actions import VerifyPackage
+from calculet_worker.events import PackageVerified
+from calculet_worker.shell.tokenizing import PromptTokenizer
+
+log = logging.getLogger("calculet.loading")
+
+
+def verify(
+    fleet: Fleet, board: BoardConfig, keys: Sequence[Ed25519PublicKey], action: VerifyPackage
+) -> tuple[PackageVerified, PromptTokenizer | None]:
+    """The engine's answer, and the package's tokenizer when it is good."""
+    try:
+        package = verify_package(Path(action.path), keys)
+        if action.digest and package.digest != action.digest:
+            raise ArtifactError(f"{action.path}: its digest is {package.digest[:12]}, but {action.digest[:12]} was asked for")
+        if package.manifest.backend != board.device:
+            raise ArtifactError(f"{action.path}: made for {package.manifest.backend!r}; board {board.name} is {board.device!r}")
+        scheduler = scheduler_for(fleet, action.alias, package)
+        tokenizer = PromptTokenizer(package)
+    except (ArtifactError, ConfigError, OSError) as error:
+        return PackageVerified(action.generation, error=str(error)), None
+    except Exception as error:
+        log.exception("package %s could not be verified", action.path)
+        return PackageVerified(action.generation, error=f"{action.path}: {type(error).__name__}: {error}"), None
+    return PackageVerified(action.generation, package, tokenizer.vocabulary, scheduler), tokenizer
+
+
+def scheduler_for(fleet: Fleet, alias: str, package: Package) -> SchedulerConfig | None:
+    """The alias's scheduler file, its profiles checked against the manifest; None when there is no file: the engine has defaults.
+
+    Raises:
+        ConfigError: the file is wrong, or names a profile that the manifest does not have.
+    """
+    config = fleet.scheduler_of(alias)
+    if config is not None:
+        model = next(model for model in fleet.config.models if model.alias == alias)
+        source = str(fleet.resolve(model.scheduler or ""))
+        check_profiles(config, package.manifest.compiled_batches, package.digest, source)
+    return config
+
+
+def check_configuration(fleet: Fleet, board: BoardConfig) -> None:
+    """What can be known to be wrong before anything starts. A package that cannot be read yet is the load's business.
+
+    Raises:
+        ConfigError: the scheduler file is wrong, or names a profile that the configured package does not have.
+    """
+    model = fleet.model_of(board.name)
+    fleet.scheduler_of(model.alias)
+    try:
+        package = read_package(fleet.resolve(model.package))
+    except ArtifactError:
+        return
+    scheduler_for(fleet, model.alias, package)

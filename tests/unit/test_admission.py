@@ -1,0 +1,127 @@
+"""Who may come in (scheduling §5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from calculet_core.capacity import CapacityBudget
+from calculet_core.clock import S
+from calculet_core.errors import TenantQuota
+from calculet_worker.scheduling.admission import (
+    AdmissionController,
+    Admit,
+    Decision,
+    DrainRate,
+    Queue,
+    QueueState,
+    RejectCapacity,
+    RejectInvalid,
+)
+
+CONTEXT = 40_960
+EMPTY = QueueState(True, 0, 0, None)
+FULL_LANES = QueueState(False, 0, 0, None)
+
+
+def a_controller(waiting: int = 128, tokens: int = 262_144, kv: int = CONTEXT, drain: DrainRate | None = None) -> AdmissionController:
+    return AdmissionController(CapacityBudget(1, kv, waiting, tokens, 1), CONTEXT, 64, drain or DrainRate())
+
+
+def decide(prompt: int, asked: int | None, queue: QueueState = EMPTY, controller: AdmissionController | None = None) -> Decision:
+    return (controller or a_controller()).decide(prompt, asked, (0, 63), lambda size: queue, 0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked", "expected"),
+    [
+        (1, 1, 1),
+        (40_959, 1, 1),
+        (40_959, None, 1),
+        (1, None, 40_959),
+        (20_480, 20_480, 20_480),
+    ],
+)
+def test_prompt_and_output_up_to_the_context_are_admitted(prompt: int, asked: int | None, expected: int) -> None:
+    assert decide(prompt, asked) == Admit(expected)
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [(40_959, 2), (40_960, None), (40_960, 1), (100_000, 5), (1, 40_960), (1, 2**63)])
+def test_what_can_never_fit_is_refused_with_the_three_numbers(prompt: int, asked: int | None) -> None:
+    decision = decide(prompt, asked)
+    assert isinstance(decision, RejectInvalid)
+    error = decision.error
+    assert (error.code, error.http_status, error.retryable) == ("context_length_exceeded", 400, False)
+    assert str(prompt) in error.message and str(CONTEXT) in error.message and str(asked or 1) in error.message
+    assert "-" not in error.message, "no negative number is ever shown"
+
+
+@pytest.mark.parametrize(("prompt", "asked"), [(0, 1), (5, 0), (5, -3)])
+def test_empty_prompts_and_outputs_are_invalid(prompt: int, asked: int) -> None:
+    decision = decide(prompt, asked)
+    assert isinstance(decision, RejectInvalid) and decision.error.code == "invalid_value"
+
+
+@pytest.mark.parametrize("id_range", [(-1, 5), (0, 64)])
+def test_token_ids_outside_the_vocabulary_never_reach_the_device(id_range: tuple[int, int]) -> None:
+    decision = a_controller().decide(3, 3, id_range, lambda size: EMPTY, 0)
+    assert isinstance(decision, RejectInvalid) and "vocabulary of 64" in decision.error.message
+
+
+def test_a_configured_kv_budget_below_the_context_is_the_limit() -> None:
+    decision = decide(1_000, 1, controller=a_controller(kv=1_000))
+    assert isinstance(decision, RejectInvalid) and "at most 1000 fit" in decision.error.message
+    assert decide(600, None, controller=a_controller(kv=1_000)) == Admit(400)
+
+
+def test_with_all_lanes_taken_a_request_waits() -> None:
+    assert decide(10, 10, FULL_LANES) == Queue(10)
+
+
+def test_a_full_waiting_count_is_named() -> None:
+    decision = decide(10, 10, QueueState(False, 128, 1_280, None))
+    assert isinstance(decision, RejectCapacity)
+    assert (decision.error.code, decision.error.http_status) == ("over_capacity", 429)
+    assert "admission.max_waiting_requests" in decision.error.message and "128" in decision.error.message
+
+
+def test_full_waiting_tokens_are_named() -> None:
+    decision = decide(10, 10, QueueState(False, 3, 95, None), a_controller(tokens=100))
+    assert isinstance(decision, RejectCapacity) and "admission.max_waiting_prompt_tokens" in decision.error.message
+    assert decide(5, 10, QueueState(False, 3, 95, None), a_controller(tokens=100)) == Queue(10)
+
+
+def test_a_tenants_own_limit_is_its_own_error() -> None:
+    quota = TenantQuota("tenant a: ...")
+    assert decide(10, 10, QueueState(False, 3, 95, quota)) == RejectCapacity(quota)
+
+
+def test_a_request_that_starts_at_once_is_not_measured_by_waiting_budgets() -> None:
+    assert decide(10, 10, QueueState(True, 0, 0, None), a_controller(waiting=1, tokens=1)) == Admit(10)
+
+
+def test_before_tokenizing_free_lanes_count_as_room() -> None:
+    controller = a_controller(waiting=2)
+    assert controller.arrival(tokenizing=5, waiting=0, free_lanes=4, now_ns=0) is None
+    assert controller.arrival(tokenizing=6, waiting=0, free_lanes=4, now_ns=0) is not None
+    assert controller.arrival(tokenizing=0, waiting=2, free_lanes=0, now_ns=0) is not None
+
+
+def test_retry_after_is_the_time_the_queue_needs_at_its_measured_rate() -> None:
+    drain = DrainRate()
+    for second in range(11):
+        drain.departed(second * S)
+    decision = decide(1, 1, QueueState(False, 11, 0, None), a_controller(waiting=11, drain=drain))
+    assert isinstance(decision, RejectCapacity)
+    assert drain.retry_after_s(11, 11 * S) == 11.0
+    assert drain.retry_after_s(100_000, 11 * S) == 60.0
+
+
+def test_retry_after_grows_when_nothing_leaves_any_more() -> None:
+    drain = DrainRate()
+    drain.departed(0)
+    drain.departed(1 * S)
+    assert drain.retry_after_s(4, 2 * S) < drain.retry_after_s(4, 20 * S)
+
+
+def test_retry_after_before_any_measurement_is_a_second() -> None:
+    assert DrainRate().retry_after_s(50, 5 * S) == 1.0

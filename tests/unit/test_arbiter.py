@@ -1,0 +1,92 @@
+"""Whose device turn it is (scheduling §6)."""
+
+from __future__ import annotations
+
+from itertools import repeat
+
+import pytest
+
+from calculet_core.clock import MS, S
+from calculet_core.config import QueuesConfig
+from calculet_worker.scheduling.arbiter import TURNS, Arbiter, Turn
+
+ALL = [1, 1, 1, 1]
+
+
+def serve(arbiter: Arbiter, ready: list[int], cost_ns: dict[Turn, int], jobs: int) -> dict[Turn, int]:
+    """Device time of each class over so many jobs."""
+    spent = dict.fromkeys(TURNS, 0)
+    for _ in range(jobs):
+        turn = arbiter.choose(ready)
+        assert turn is not None and ready[turn]
+        arbiter.take(turn, cost_ns[turn])
+        arbiter.settle(turn, cost_ns[turn], cost_ns[turn])
+        spent[turn] += cost_ns[turn]
+    return spent
+
+
+@pytest.mark.parametrize("costs", [(15, 15, 15, 15), (15, 40, 300, 3_000), (1, 1, 1, 1), (40, 5, 5, 5)])
+def test_device_time_is_shared_eight_four_two_one_whatever_a_job_costs(costs: tuple[int, ...]) -> None:
+    cost_ns = {turn: cost * MS for turn, cost in zip(TURNS, costs, strict=True)}
+    spent = serve(Arbiter(QueuesConfig()), ALL, cost_ns, 20_000)
+    total = sum(spent.values())
+    for turn, weight in zip(TURNS, (8, 4, 2, 1), strict=True):
+        allowed = 0.02 + cost_ns[turn] / total
+        assert abs(spent[turn] / total - weight / 15) < allowed, spent
+
+
+def test_a_class_that_is_alone_always_has_its_turn() -> None:
+    arbiter = Arbiter(QueuesConfig())
+    for turn in TURNS:
+        ready = [int(turn is other) for other in TURNS]
+        serve(arbiter, ready, dict.fromkeys(TURNS, 5 * S), 10)
+
+
+def test_nothing_ready_means_no_turn() -> None:
+    assert Arbiter(QueuesConfig()).choose([0, 0, 0, 0]) is None
+
+
+def test_idleness_saves_up_no_credit() -> None:
+    arbiter, cost = Arbiter(QueuesConfig()), dict.fromkeys(TURNS, 10 * MS)
+    serve(arbiter, [1, 0, 0, 0], cost, 5_000)
+    spent = serve(arbiter, [1, 0, 0, 1], cost, 90)
+    assert 8 <= spent[Turn.LONG] // (10 * MS) <= 12, "one of nine, and no back pay for the time before"
+
+
+def test_debt_is_paid_off_while_others_run() -> None:
+    arbiter, cost = Arbiter(QueuesConfig()), {**dict.fromkeys(TURNS, 15 * MS), Turn.LONG: 2 * S}
+    serve(arbiter, [0, 0, 0, 1], cost, 1)
+    serve(arbiter, [1, 0, 0, 0], cost, 16 * S // (15 * MS) + 100)
+    assert Turn.LONG in {turn for turn, spent in serve(arbiter, [1, 0, 0, 1], cost, 3).items() if spent}
+
+
+def test_a_stream_of_long_prompts_does_not_starve_decode() -> None:
+    arbiter = Arbiter(QueuesConfig())
+    cost = {**dict.fromkeys(TURNS, 15 * MS), Turn.LONG: 500 * MS}
+    waited, worst = 0, 0
+    for ready in repeat([1, 0, 0, 1], 2_000):
+        turn = arbiter.choose(ready)
+        assert turn is not None
+        arbiter.take(turn, cost[turn])
+        arbiter.settle(turn, cost[turn], cost[turn])
+        waited = 0 if turn is Turn.DECODE else waited + cost[turn]
+        worst = max(worst, waited)
+    assert worst <= 500 * MS, "never two long jobs in a row while a step is ready"
+
+
+def test_a_job_that_took_longer_than_expected_is_charged_what_it_took() -> None:
+    arbiter, spent = Arbiter(QueuesConfig()), dict.fromkeys(TURNS, 0)
+    for _ in range(5_000):
+        turn = arbiter.choose([1, 0, 0, 1])
+        assert turn is not None
+        took = 900 * MS if turn is Turn.LONG else 15 * MS
+        arbiter.take(turn, 1)
+        arbiter.settle(turn, 1, took)
+        spent[turn] += took
+    assert abs(spent[Turn.LONG] / sum(spent.values()) - 1 / 9) < 0.03
+
+
+def test_weights_come_from_the_configuration() -> None:
+    config = QueuesConfig(decode_weight=1, long_prefill_weight=1)
+    spent = serve(Arbiter(config), [1, 0, 0, 1], {**dict.fromkeys(TURNS, 10 * MS), Turn.LONG: 100 * MS}, 2_200)
+    assert abs(spent[Turn.DECODE] - spent[Turn.LONG]) <= 200 * MS

@@ -1,0 +1,200 @@
+"""The device thread, over a board that does what the test tells it to."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from calculet_core.batches import BatchProfile, KvLayout
+from calculet_core.clock import MS, S
+from calculet_core.jobs import Completion, EngineBank, Job, JobHandle, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
+from calculet_worker.events import (
+    DeviceConfigured,
+    DeviceReset,
+    DeviceUnconfigured,
+    JobCompleted,
+    JobLost,
+    JobRefused,
+    JobSubmitted,
+)
+from calculet_worker.shell.executor import Executor
+
+DEADLINE_S = 10.0
+PROFILE = BatchProfile("m", 1, 64, "int32", "float32", KvLayout("per_lane_contiguous", "bf16", 2))
+
+
+class ScriptedBoard:
+    """Answers with what it was given; `wait_any` returns what the test puts into `outcomes`."""
+
+    def __init__(self) -> None:
+        self.outcomes: queue.Queue[Any] = queue.Queue()
+        self.submit_answer: ReturnCode | None = None
+        self.code = ReturnCode.OK
+        self.waits = 0
+        self.stuck: threading.Event | None = None
+        self.entered = threading.Event()
+        self.closed_on: str | None = None
+
+    def submit(self, job: Job, engine: EngineBank) -> JobHandle | ReturnCode:
+        return JobHandle(job.job_id, EngineBank.PING) if self.submit_answer is None else self.submit_answer
+
+    def wait_any(self, timeout_ns: int) -> Any:
+        self.waits += 1
+        if self.stuck is not None:
+            self.entered.set()
+            self.stuck.wait()
+        try:
+            outcome = self.outcomes.get(timeout=timeout_ns / S)
+        except queue.Empty:
+            return ReturnCode.TIMEOUT
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def configure(self, package: Any, generation: int) -> ReturnCode:
+        if isinstance(package, Exception):
+            raise package
+        return self.code
+
+    def inspect(self) -> str:
+        return "the inspection"
+
+    def reset_configuration(self) -> ReturnCode:
+        return self.code
+
+    def reset(self) -> ReturnCode:
+        return self.code
+
+    def close(self) -> None:
+        self.closed_on = threading.current_thread().name
+
+
+@pytest.fixture
+def board() -> ScriptedBoard:
+    return ScriptedBoard()
+
+
+@pytest.fixture
+def delivered() -> queue.Queue[Any]:
+    return queue.Queue()
+
+
+@pytest.fixture
+def executor(board: ScriptedBoard, delivered: queue.Queue[Any]) -> Iterator[Executor]:
+    executor = Executor(board, delivered.put)  # type: ignore[arg-type]
+    yield executor
+    if board.stuck is not None:
+        board.stuck.set()
+    assert executor.stop(DEADLINE_S)
+
+
+def a_submission(job_id: int, in_ns: int = 60 * S) -> SubmitJob:
+    job = Job(job_id, 1, JobKind.DECODE, PROFILE, None, None, None)
+    return SubmitJob(job, EngineBank.AUTO, time.monotonic_ns() + in_ns)
+
+
+def a_completion(job_id: int) -> Completion:
+    return Completion(job_id, 1, OutputStatus.DONE, None, EngineBank.PING, JobTimings(), 0)
+
+
+def test_a_completion_is_delivered(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    assert executor.submit(a_submission(7)) == JobSubmitted(7, EngineBank.PING)
+    completion = a_completion(7)
+    board.outcomes.put(completion)
+    assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
+def test_completions_may_come_in_any_order(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    executor.submit(a_submission(1))
+    executor.submit(a_submission(2))
+    board.outcomes.put(a_completion(2))
+    board.outcomes.put(a_completion(1))
+    assert [delivered.get(timeout=DEADLINE_S).completion.job_id for _ in range(2)] == [2, 1]
+
+
+def test_a_refused_job_is_not_waited_for(executor: Executor, board: ScriptedBoard) -> None:
+    board.submit_answer = ReturnCode.DEVICE_BUSY
+    assert executor.submit(a_submission(1)) == JobRefused(1, 17)
+    assert executor.stop(DEADLINE_S)
+    assert board.waits == 0
+
+
+def test_an_idle_thread_sleeps(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    executor.submit(a_submission(1))
+    board.outcomes.put(a_completion(1))
+    delivered.get(timeout=DEADLINE_S)
+    executor.perform(UnconfigureDevice(1))
+    delivered.get(timeout=DEADLINE_S)
+    waits = board.waits
+    executor.perform(UnconfigureDevice(1))
+    delivered.get(timeout=DEADLINE_S)
+    assert board.waits == waits
+
+
+def test_a_job_past_its_deadline_is_lost_and_its_late_completion_still_comes_home(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    executor.submit(a_submission(1, in_ns=20 * MS))
+    assert delivered.get(timeout=DEADLINE_S) == JobLost(1, 13)
+    late = a_completion(1)
+    board.outcomes.put(late)
+    assert delivered.get(timeout=DEADLINE_S) == JobCompleted(late)
+
+
+def test_only_the_job_whose_deadline_passed_is_lost(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    executor.submit(a_submission(1))
+    executor.submit(a_submission(2, in_ns=20 * MS))
+    assert delivered.get(timeout=DEADLINE_S) == JobLost(2, 13)
+    board.outcomes.put(a_completion(1))
+    assert isinstance(delivered.get(timeout=DEADLINE_S), JobCompleted)
+
+
+@pytest.mark.parametrize("outcome", [ReturnCode.DEVICE_UNAVAILABLE, ReturnCode.OTHER, RuntimeError("a broken driver")])
+def test_any_other_code_loses_what_is_out(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any], outcome: ReturnCode | Exception
+) -> None:
+    executor.submit(a_submission(1))
+    executor.submit(a_submission(2))
+    board.outcomes.put(outcome)
+    rc = int(outcome) if isinstance(outcome, ReturnCode) else 255
+    assert [delivered.get(timeout=DEADLINE_S) for _ in range(2)] == [JobLost(1, rc), JobLost(2, rc)]
+
+
+def test_a_reset_does_not_wait_for_a_job_s_deadline(executor: Executor, delivered: queue.Queue[Any]) -> None:
+    executor.submit(a_submission(1, in_ns=3600 * S))
+    executor.perform(ResetDevice("test"))
+    assert delivered.get(timeout=DEADLINE_S) == DeviceReset(0)
+
+
+def test_configuring_brings_the_inspection_or_what_went_wrong(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    executor.perform(ConfigureDevice(3, None))
+    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(3, 0, "the inspection")
+    executor.perform(ConfigureDevice(4, ValueError("no such file")))
+    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(4, 255, detail="ValueError: no such file")
+    board.code = ReturnCode.INVALID_SHAPE
+    executor.perform(ConfigureDevice(5, None))
+    executor.perform(UnconfigureDevice(5))
+    executor.perform(ResetDevice("test"))
+    expected = [DeviceConfigured(5, 21), DeviceUnconfigured(5, 21), DeviceReset(21)]
+    assert [delivered.get(timeout=DEADLINE_S) for _ in range(3)] == expected
+
+
+def test_the_device_is_closed_on_its_own_thread(executor: Executor, board: ScriptedBoard) -> None:
+    assert executor.stop(DEADLINE_S)
+    assert board.closed_on == "device"
+
+
+def test_a_thread_that_is_stuck_in_the_device_does_not_hold_up_the_end(executor: Executor, board: ScriptedBoard) -> None:
+    board.stuck = threading.Event()
+    executor.submit(a_submission(1))
+    assert board.entered.wait(DEADLINE_S)
+    assert not executor.stop(0.05)
+    assert board.closed_on is None

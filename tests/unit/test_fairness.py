@@ -1,0 +1,113 @@
+"""Weighted fair queueing and tenants' limits (scheduling §5.3)."""
+
+from __future__ import annotations
+
+from builders_engine import a_sequence
+
+from calculet_core.config import TenantConfig
+from calculet_core.requests import SequenceState
+from calculet_worker.scheduling.fairness import FairQueue
+
+
+def queue(*tenants: TenantConfig, decode_weight: float = 1.0) -> FairQueue:
+    return FairQueue(tenants, decode_weight)
+
+
+def put(fair: FairQueue, number: int, tenant: str, prompt: int = 10, output: int = 10, weight: float = 1.0) -> SequenceState:
+    seq = a_sequence(number, prompt, output, tenant=tenant, weight=weight)
+    seq.virtual_finish_time = fair.stamp(tenant, weight, prompt, output)
+    fair.push(seq)
+    return seq
+
+
+def take(fair: FairQueue) -> SequenceState | None:
+    seq = fair.head()
+    if seq is not None:
+        fair.take(seq)
+    return seq
+
+
+def drain(fair: FairQueue, count: int) -> list[str]:
+    return [seq.tenant for _ in range(count) if (seq := take(fair)) is not None]
+
+
+def test_cost_is_prompt_plus_weighted_output() -> None:
+    fair = queue(decode_weight=2.0)
+    assert fair.stamp("a", 1.0, 100, 50) == 200.0
+
+
+def test_three_to_one_weights_give_three_to_one_turns() -> None:
+    fair = queue(TenantConfig("a", weight=3.0), TenantConfig("b"))
+    for number in range(40):
+        put(fair, number, "a" if number % 2 else "b")
+    assert drain(fair, 16).count("a") == 12
+
+
+def test_a_weight_of_the_configuration_wins_over_the_message() -> None:
+    fair = queue(TenantConfig("a", weight=4.0))
+    assert fair.stamp("a", 100.0, 4, 4) == 2.0
+
+
+def test_an_idle_tenant_starts_at_the_present() -> None:
+    fair = queue(TenantConfig("a"), TenantConfig("b"))
+    for number in range(20):
+        put(fair, number, "a")
+    drain(fair, 10)
+    for number in range(20, 40):
+        put(fair, number, "b")
+    assert 4 <= drain(fair, 10).count("b") <= 6, "ten turns of idleness earn nothing"
+
+
+def test_a_burst_of_one_tenant_does_not_hold_up_another() -> None:
+    fair = queue(TenantConfig("a"), TenantConfig("b"))
+    for number in range(100):
+        put(fair, number, "a")
+    put(fair, 200, "b")
+    assert "b" in drain(fair, 2)
+
+
+def test_a_tenant_at_its_active_limit_is_passed_over_until_one_ends() -> None:
+    fair = queue(TenantConfig("a", max_active=1), TenantConfig("b"))
+    put(fair, 1, "a"), put(fair, 2, "a"), put(fair, 3, "b", prompt=1_000)
+    assert drain(fair, 3) == ["a", "b"]
+    assert fair.head() is None and len(fair) == 1
+    fair.ended("a")
+    assert drain(fair, 3) == ["a"]
+
+
+def test_a_tenant_may_let_only_so_many_tokens_wait() -> None:
+    fair = queue(TenantConfig("a", max_waiting_tokens=25))
+    seq = put(fair, 1, "a", prompt=20)
+    refusal = fair.over_quota("a", 6)
+    assert refusal is not None and refusal.code == "tenant_quota" and "25" in refusal.message
+    assert fair.over_quota("a", 5) is None
+    assert fair.over_quota("b", 1_000_000) is None
+    fair.remove(seq)
+    assert fair.over_quota("a", 25) is None
+
+
+def test_a_request_that_leaves_from_anywhere_is_not_taken() -> None:
+    fair = queue(TenantConfig("a"))
+    first, middle, last = put(fair, 1, "a"), put(fair, 2, "a"), put(fair, 3, "a")
+    fair.remove(middle)
+    fair.remove(first)
+    assert (len(fair), fair.tokens) == (1, 10)
+    assert take(fair) is last and take(fair) is None
+    assert (len(fair), fair.tokens) == (0, 0)
+
+
+def test_tenants_nobody_configured_are_forgotten_when_they_are_done() -> None:
+    fair = queue()
+    for number in range(50):
+        put(fair, number, f"stranger {number}")
+    for seq in [seq for _ in range(50) if (seq := take(fair)) is not None]:
+        fair.ended(seq.tenant)
+    put(fair, 99, "stranger 0", prompt=1)
+    assert len(fair._tenants) <= 2
+
+
+def test_the_oldest_wait_is_found_across_tenants() -> None:
+    fair = queue()
+    put(fair, 1, "a").waiting_since_ns = 50
+    put(fair, 2, "b").waiting_since_ns = 20
+    assert fair.oldest_ns() == 20

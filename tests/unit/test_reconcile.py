@@ -1,0 +1,442 @@
+"""Desired against observed: what the supervisor does about every difference, under a fake clock."""
+
+from __future__ import annotations
+
+import pytest
+from builders_supervisor import ALIAS, DIGEST, PLACEMENT, Bench, a_config
+
+from calculet_core import history, wire
+from calculet_core.clock import S
+from calculet_core.config import SupervisionConfig
+from calculet_supervisor import world
+from calculet_supervisor.world import BoardSeen
+
+
+# ---------------------------------------------------------------- a worker's life
+def test_a_wanted_board_is_spawned_once_and_loaded_once_after_its_first_report() -> None:
+    bench = Bench()
+    for _ in range(5):
+        bench.step(ms=100)
+    assert bench.spawns() == 1
+    assert bench.of(world.Load) == []
+    bench.report()
+    for _ in range(5):
+        bench.step(ms=100)
+    assert bench.of(world.Load) == [world.Load("board0", 1, PLACEMENT)]
+    assert bench.state() == "UP"
+
+
+def test_a_ready_board_is_left_alone() -> None:
+    bench = Bench()
+    bench.serve()
+    before = len(bench.done)
+    for _ in range(100):
+        bench.report(steps=1)
+        bench.step(ms=500)
+    assert bench.done[before:] == []
+
+
+def test_a_load_command_that_was_lost_is_sent_again_with_a_higher_seq() -> None:
+    bench = Bench()
+    bench.step()
+    for _ in range(12):
+        bench.report()
+        bench.step(ms=500)
+    assert [load.seq for load in bench.of(world.Load)] == [1, 2]
+
+
+def test_commands_of_an_adopted_worker_continue_above_its_last_seq() -> None:
+    bench = Bench()
+    bench.seen["board0"] = BoardSeen(pid=55)
+    bench.step()
+    bench.report(command_seq=41)
+    bench.step()
+    assert bench.of(world.Load)[0].seq == 42
+
+
+def test_a_killed_worker_leaves_the_view_in_the_same_decision_and_is_back_soon() -> None:
+    bench = Bench()
+    bench.serve()
+    assert [board.state for board in bench.view().boards] == ["READY"]
+    bench.exit(signal=9)
+    actions = bench.step()
+    assert bench.view().boards == ()
+    exited = next(action for action in actions if isinstance(action, world.Note) and action.event == history.FLEET_WORKER_EXITED)
+    assert (exited.data["signal"], exited.data["commanded"]) == (9, False)
+    bench.step(ms=100)
+    assert bench.spawns() == 2
+    bench.serve()
+    assert [board.epoch for board in bench.view().boards] == [2]
+    started = [note for note in bench.of(world.Note) if note.event == history.FLEET_WORKER_STARTED]
+    assert [(note.epoch, note.data["automatic"]) for note in started] == [(1, False), (2, True)]
+
+
+def test_the_wakeup_is_when_the_restart_is_due() -> None:
+    bench = Bench()
+    bench.serve()
+    assert bench.reconciler.next_wakeup_ns() is None
+    bench.exit()
+    bench.step()
+    due_ns = bench.reconciler.next_wakeup_ns()
+    assert due_ns is not None
+    bench.clock.advance_to(due_ns)
+    bench.step()
+    assert bench.spawns() == 2
+    assert bench.reconciler.next_wakeup_ns() is None
+
+
+def test_a_crash_loop_spends_the_budget_then_is_tried_once_in_a_long_while() -> None:
+    bench = Bench(config=a_config(max_restarts=5, window_s=600, half_open_after_s=700, backoff_max_ms=1_000))
+    assert bench.crash_until_quarantined() == 5
+    bench.step(ms=699_000)
+    assert bench.spawns() == 6
+    bench.step(ms=1_001)
+    assert bench.spawns() == 7
+    bench.exit()
+    bench.step()
+    assert bench.state() == "QUARANTINED"
+
+
+def test_a_configuration_error_is_not_restarted_until_an_operator_says_so() -> None:
+    bench = Bench()
+    bench.step()
+    bench.exit(code=78, reason="fleet.yaml: wrong")
+    bench.step(ms=10_000_000)
+    assert (bench.state(), bench.spawns()) == ("QUARANTINED", 1)
+    assert bench.reconciler.lives["board0"].why == "exit 78: fleet.yaml: wrong"
+    bench.wish(min_epoch=1)
+    bench.step()
+    assert bench.spawns() == 2
+
+
+def test_an_operators_restart_bypasses_the_budget_and_gives_it_back() -> None:
+    bench = Bench(config=a_config(max_restarts=2, window_s=600, backoff_max_ms=1_000))
+    bench.crash_until_quarantined()
+    bench.wish(min_epoch=10)
+    bench.step()
+    assert bench.state() == "STARTING"
+    assert bench.reconciler.lives["board0"].restarts.left(bench.clock.now_ns()) == 2
+    assert not bench.of(world.Spawn)[-1].automatic
+
+
+def test_an_operators_restart_stops_the_old_life_with_a_drain_and_starts_a_new_one_without_a_failure() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.wish(min_epoch=2)
+    bench.step()
+    assert len(bench.sent(wire.StopWorker)) == 1
+    assert bench.view().boards[0].draining
+    bench.exit(code=0)
+    bench.step()
+    assert bench.spawns() == 2
+    assert bench.reconciler.lives["board0"].restarts.failures == 0
+    bench.serve()
+    assert len(bench.sent(wire.StopWorker)) == 1
+
+
+@pytest.mark.parametrize(("ready", "failures"), [(True, 0), (False, 1)])
+def test_exit_zero_of_a_serving_worker_was_somebodys_command_and_of_one_that_never_served_is_a_failure(ready: bool, failures: int) -> None:
+    bench = Bench()
+    if ready:
+        bench.serve()
+    else:
+        bench.step()
+        bench.report()
+        bench.step()
+    bench.exit(code=0)
+    bench.step()
+    assert bench.reconciler.lives["board0"].restarts.failures == failures
+
+
+def test_what_an_operator_stopped_stays_stopped_until_it_is_started() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.wish(up=False)
+    bench.step()
+    assert len(bench.sent(wire.StopWorker)) == 1
+    bench.exit(code=0)
+    for _ in range(10):
+        bench.step(ms=60_000)
+    assert (bench.spawns(), bench.state()) == (1, "ABSENT")
+    bench.wish(up=True)
+    bench.step()
+    assert bench.spawns() == 2
+
+
+def test_a_worker_that_has_not_reported_yet_is_stopped_by_a_signal() -> None:
+    bench = Bench()
+    bench.step()
+    bench.wish(up=False)
+    bench.step()
+    assert bench.of(world.Terminate) == [world.Terminate("board0")]
+    bench.exit(code=0)
+    bench.step()
+    assert bench.state() == "ABSENT"
+
+
+def test_a_stopped_board_that_waits_for_its_retry_is_forgotten() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.exit()
+    bench.wish(up=False)
+    bench.step(ms=60_000)
+    bench.step(ms=60_000)
+    assert (bench.spawns(), bench.state()) == (1, "ABSENT")
+
+
+def test_a_worker_of_a_board_that_nobody_wants_any_more_is_stopped() -> None:
+    bench = Bench("board0")
+    bench.seen["old"] = BoardSeen(pid=7)
+    bench.step()
+    assert bench.of(world.Terminate) == [world.Terminate("old")]
+    assert bench.state("old") == "STOPPING"
+
+
+# ---------------------------------------------------------------- sick workers
+def sick_bench() -> Bench:
+    return Bench(config=SupervisionConfig(heartbeat_timeout_ms=1_000, hang_timeout_ms=2_000, startup_timeout_ms=5_000))
+
+
+def test_a_silent_worker_is_aborted_then_killed_and_counts_as_a_failure() -> None:
+    bench = sick_bench()
+    bench.serve()
+    bench.step(ms=1_001)
+    assert len(bench.of(world.Abort)) == 1
+    assert bench.view().boards[0].draining
+    bench.step(ms=2_900)
+    assert bench.of(world.Kill) == []
+    bench.step(ms=200)
+    assert len(bench.of(world.Kill)) == 1
+    bench.exit(signal=9)
+    bench.step()
+    assert bench.reconciler.lives["board0"].restarts.failures == 1
+
+
+def test_a_hanging_board_is_aborted_once_although_it_reports() -> None:
+    bench = sick_bench()
+    bench.serve()
+    for _ in range(12):
+        bench.report(inflight=1, steps=9)
+        bench.step(ms=250)
+    assert len(bench.of(world.Abort)) == 1
+    assert "no step" in bench.of(world.Abort)[0].reason
+    notes = [note for note in bench.of(world.Note) if note.event == history.FLEET_WORKER_KILLED]
+    assert notes[0].data["signal"] == "SIGABRT"
+
+
+def test_a_worker_that_never_reports_is_replaced_after_the_startup_budget() -> None:
+    bench = sick_bench()
+    bench.step()
+    bench.step(ms=5_000)
+    assert bench.of(world.Abort) == []
+    bench.step(ms=1)
+    assert len(bench.of(world.Abort)) == 1
+
+
+def test_a_stop_that_takes_too_long_ends_in_a_kill_and_is_still_no_failure() -> None:
+    bench = Bench(config=SupervisionConfig(drain_timeout_ms=1_000))
+    bench.serve()
+    bench.wish(up=False)
+    bench.step()
+    for _ in range(30):
+        bench.step(ms=500)
+    assert bench.of(world.Abort) and bench.of(world.Kill)
+    bench.exit(signal=9)
+    bench.step()
+    assert (bench.state(), bench.reconciler.lives["board0"].restarts.failures) == ("ABSENT", 0)
+
+
+# ---------------------------------------------------------------- drains
+def test_a_drain_is_commanded_once_shown_to_routers_at_once_and_outlives_the_worker() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.wish(draining=True)
+    bench.step()
+    assert bench.view().boards[0].draining
+    command = bench.sent(wire.DrainBoard)[0]
+    bench.report(draining=True, command_seq=command.seq)
+    bench.step(ms=500)
+    assert len(bench.sent(wire.DrainBoard)) == 1
+    bench.exit()
+    bench.step(ms=100)
+    bench.step(ms=100)
+    bench.serve()
+    assert len(bench.sent(wire.DrainBoard)) == 2
+    bench.report(draining=True, command_seq=bench.sent(wire.DrainBoard)[1].seq)
+    bench.wish(draining=False)
+    bench.step()
+    assert len(bench.sent(wire.ResumeBoard)) == 1
+
+
+# ---------------------------------------------------------------- faults, failed loads and resets
+def recovering(bench: Bench, generation: int = 1, fault: str = "wait_timeout") -> None:
+    bench.report(state="RECOVERING", generation=generation, fault=fault, wants_reset=True)
+
+
+def test_a_wanted_reset_is_granted_once_per_generation() -> None:
+    bench = Bench()
+    bench.serve()
+    for _ in range(3):
+        recovering(bench)
+        bench.step(ms=100)
+    assert bench.of(world.Grant) == [world.Grant("board0", 2, spend=True)]
+    assert bench.reconciler.attribution.by_board["board0"] == 1
+    assert bench.reconciler.attribution.by_artifact[DIGEST] == 1
+
+
+def test_a_grant_that_got_lost_is_sent_again_without_a_second_spend() -> None:
+    bench = Bench(resets=1)
+    bench.serve()
+    recovering(bench)
+    for _ in range(12):
+        bench.report()
+        bench.step(ms=500)
+    assert [grant.spend for grant in bench.of(world.Grant)] == [True, False]
+    assert bench.sent(wire.DenyReset) == []
+
+
+def test_a_third_reset_in_ten_minutes_is_denied_and_granted_when_the_window_allows_it() -> None:
+    bench = Bench(config=SupervisionConfig(heartbeat_timeout_ms=1_000_000))
+    bench.serve()
+    for generation in (1, 2, 3):
+        recovering(bench, generation)
+        bench.step(ms=1_000)
+        bench.report(command_seq=bench.reconciler.lives["board0"].seq, wants_reset=False)
+        bench.step(ms=10_000)
+    assert len(bench.of(world.Grant)) == 2
+    denial = bench.sent(wire.DenyReset)[0]
+    assert "2 resets in ten minutes" in denial.reason
+    bench.report(state="FAILED", wants_reset=False, condemned=denial.reason, command_seq=denial.seq)
+    bench.step(ms=400_000)
+    assert len(bench.of(world.Grant)) == 2
+    bench.step(ms=200_000)
+    assert [grant.spend for grant in bench.of(world.Grant)] == [True, True, True]
+    assert len(bench.sent(wire.DenyReset)) == 1
+
+
+def test_a_failed_load_is_tried_again_after_a_long_while_and_not_before() -> None:
+    bench = Bench(config=a_config(half_open_after_s=100))
+    bench.step()
+    bench.report()
+    bench.step()
+    for _ in range(199):
+        bench.report(state="FAILED", generation=1, command_seq=1, command_error="golden.jsonl was changed")
+        bench.step(ms=500)
+    assert len(bench.of(world.Load)) == 1
+    bench.report()
+    bench.step(ms=1_000)
+    assert len(bench.of(world.Load)) == 2
+
+
+def test_a_load_that_was_refused_is_not_repeated_at_once() -> None:
+    bench = Bench()
+    bench.step()
+    bench.report()
+    bench.step()
+    for _ in range(100):
+        bench.report(command_seq=bench.reconciler.lives["board0"].seq, command_error="does not fit")
+        bench.step(ms=500)
+    assert len(bench.of(world.Load)) == 1
+
+
+@pytest.mark.parametrize("fields", [{"condemned": "rc 99", "fault": "wait_timeout"}, {"fault": "other"}])
+def test_a_condemned_board_and_an_unknown_fault_are_left_to_an_operator(fields: dict[str, str]) -> None:
+    bench = Bench()
+    bench.serve()
+    before = len(bench.of(world.Load, world.Grant, world.Send))
+    for _ in range(1_000):
+        bench.report(state="FAILED", **fields)
+        bench.step(ms=2_000)
+    assert len(bench.of(world.Load, world.Grant, world.Send)) == before
+
+
+# ---------------------------------------------------------------- adoption, and the view
+def test_a_living_worker_is_adopted_not_spawned_again() -> None:
+    bench = Bench()
+    bench.seen["board0"] = BoardSeen(pid=55)
+    bench.step()
+    assert bench.spawns() == 0
+    bench.report(state="READY", generation=4, digest=DIGEST, alias="toy")
+    bench.step()
+    assert (bench.spawns(), bench.state()) == (0, "UP")
+    assert [note.event for note in bench.of(world.Note)] == [history.FLEET_WORKER_ADOPTED]
+    bench.exit()
+    bench.step(ms=100)
+    bench.step(ms=100)
+    assert bench.spawns() == 1
+
+
+def test_a_new_supervisor_keeps_the_view_of_workers_that_live_and_have_not_reported_yet() -> None:
+    first = Bench("board0", "board1")
+    first.serve("board0")
+    first.report("board1", state="READY", generation=2, digest=DIGEST, alias="toy")
+    first.step()
+    last = first.view()
+    second = Bench("board0", "board1", view=wire.FleetView(9, list(last.boards), list(last.aliases)))
+    second.seen = {board: BoardSeen(pid=seen.pid) for board, seen in first.seen.items()}
+    second.step()
+    assert second.of(world.Publish) == []
+    second.seen = dict(first.seen)
+    second.step()
+    assert second.of(world.Publish) == []
+
+
+def test_a_worker_that_died_with_the_old_supervisor_leaves_the_view_at_once() -> None:
+    first = Bench()
+    first.serve()
+    second = Bench(view=wire.FleetView(9, list(first.view().boards), list(first.view().aliases)))
+    second.step()
+    assert second.view().boards == ()
+    assert second.spawns() == 1
+
+
+def test_spends_of_the_old_supervisor_count_for_the_new_one() -> None:
+    bench = Bench(restart_spends={"board0": [1, 2, 3, 4, 5]})
+    bench.step()
+    bench.exit()
+    bench.step()
+    assert bench.state() == "QUARANTINED"
+
+
+def test_the_view_is_published_only_when_it_changes() -> None:
+    bench = Bench()
+    bench.serve()
+    count = len(bench.of(world.Publish))
+    for steps in range(20):
+        bench.report(steps=steps, active=steps, tokens=steps)
+        bench.step(ms=100)
+    assert len(bench.of(world.Publish)) == count
+
+
+def test_an_alias_keeps_its_old_artifact_while_more_ready_boards_serve_that() -> None:
+    old = wire.AliasView("toy", "0" * 64, 4096, 1)
+    bench = Bench("board0", "board1", "board2", view=wire.FleetView(3, [], [old]))
+    for board in bench.wishes:
+        bench.seen[board] = BoardSeen(pid=1)
+        bench.report(board, state="READY", generation=1, digest=old.digest, alias="toy")
+    bench.step()
+    assert bench.view().aliases == (old,)
+    bench.report("board0", digest=DIGEST)
+    bench.step()
+    assert bench.view().aliases == (old,)
+    bench.report("board1", digest=DIGEST)
+    bench.step()
+    assert bench.view().aliases == (ALIAS,)
+
+
+# ---------------------------------------------------------------- over a long time
+def test_a_whole_history_of_crashes_keeps_the_restart_budget() -> None:
+    bench = Bench(config=a_config(max_restarts=3, window_s=60, half_open_after_s=120, backoff_max_ms=5_000))
+    checker = history.Checker(history.Budgets(restarts=3, restart_window_ns=60 * S))
+    seen = 0
+    for _ in range(2_000):
+        bench.step(ms=1_000)
+        if bench.seen["board0"].pid is not None:
+            bench.report()
+            bench.step()
+            bench.exit()
+        for note in bench.of(world.Note)[seen:]:
+            checker.see(history.Event(note.event, bench.clock.now_ns(), board=note.board, epoch=note.epoch, data=dict(note.data)))
+        seen = len(bench.of(world.Note))
+    assert checker.finish() == []
+    assert checker.counts[history.FLEET_WORKER_STARTED] > 8
