@@ -137,15 +137,20 @@ class Control:
     def advance(self, now_ns: int, out: list[Action]) -> None:
         """Go on when nothing runs any more: unconfigure, or end the process."""
         leaving = self.leaving
-        if leaving is None or self._exited or not self._attempts.nothing_runs():
+        if leaving is None or not self._attempts.nothing_runs():
             return
         if leaving.stop:
-            self._exited = True
-            out.append(Exit(ExitCode.OK, "stopped by command"))
+            self.exit(ExitCode.OK, "stopped by command", out)
         elif self._life.state is ModelState.DRAINING:
             self._life.drained(now_ns, out)
         elif self._life.state is not ModelState.UNLOADING:
             self.leaving = None
+
+    def exit(self, code: int, reason: str, out: list[Action]) -> None:
+        """End the process; the first word counts."""
+        if not self._exited:
+            self._exited = True
+            out.append(Exit(code, reason))
 
     def _unproven(self) -> bool:
         serving = self._attempts.serving

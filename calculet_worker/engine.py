@@ -20,7 +20,7 @@ from calculet_core.jobs import Completion, ReturnCode
 from calculet_core.requests import SequenceState
 from calculet_core.states.model_generation import ModelState
 from calculet_worker import events, views
-from calculet_worker.actions import Action, Exit, GiveBack
+from calculet_worker.actions import Action, GiveBack
 from calculet_worker.answers import Outbox
 from calculet_worker.attempts import Attempts
 from calculet_worker.control import Control
@@ -323,7 +323,7 @@ class Engine:
         if lost:
             serving.lose_all(now_ns, out)
         if self.control.stopping:
-            out.append(Exit(ExitCode.BOARD_UNAVAILABLE, f"the board had a fault while stopping: {plan.detail}"))
+            self.control.exit(ExitCode.BOARD_UNAVAILABLE, f"the board had a fault while stopping: {plan.detail}", out)
 
     # ---------------------------------------------------------------- the generation
     def _device_configured(self, event: events.DeviceConfigured, now_ns: int, out: Actions) -> None:
@@ -343,7 +343,8 @@ class Engine:
             return
         if not trial.done and not self.control.stopping:
             stage = trial.next_stage()
-            serving.use(stage.profiles if self.life.state is ModelState.WARMING else serving.profiles)
+            if self.life.state is ModelState.WARMING:
+                serving.use(stage.profiles, prompts_first=True)
             self.life.step = trial.label
             for case, tokens in stage.cases:
                 self._last_internal += 1
@@ -378,4 +379,4 @@ class Engine:
         if self.life.was_reset(event, now_ns, out):
             self.attempts.serving = None
         elif self.life.recovery.restart_on_unknown_dma:
-            out.append(Exit(ExitCode.BOARD_UNAVAILABLE, self.life.condemned or "the reset failed"))
+            self.control.exit(ExitCode.BOARD_UNAVAILABLE, self.life.condemned or "the reset failed", out)

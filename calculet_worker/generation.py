@@ -111,20 +111,21 @@ class Lifecycle:
             return "a job of the last generation has not ended: reset the board first"
         self._highest = command.generation
         self._load, self._recovered, self._busy = command, False, 0
-        if self._configured:
-            self.step = "unconfigure"
-            out.append(UnconfigureDevice(self.generation))
-        else:
-            self._verify(now_ns, out)
-        return None
-
-    def _verify(self, now_ns: int, out: list[Action]) -> None:
-        command = self._load
-        assert command is not None
         self.fault = self.fault_detail = self.load_error = self.package = None
         self.record = ModelGeneration(command.generation, command.alias, command.digest, "")
-        self.step = "verify"
         self.move(_E.LOAD, now_ns, out)
+        if self._configured:
+            self._unconfigure(out)
+        else:
+            self._verify(command, out)
+        return None
+
+    def _unconfigure(self, out: list[Action]) -> None:
+        self.step = "unconfigure"
+        out.append(UnconfigureDevice(self.generation))
+
+    def _verify(self, command: wire.LoadModel, out: list[Action]) -> None:
+        self.step = "verify"
         out.append(VerifyPackage(command.generation, command.alias, command.package, command.digest))
 
     def verified(self, event: PackageVerified, now_ns: int, out: list[Action]) -> None:
@@ -208,10 +209,10 @@ class Lifecycle:
         """Ask a busy board again, when it is time."""
         if self.retry_ns is not None and now_ns >= self.retry_ns:
             self.retry_ns = None
-            if self.state is _M.UNLOADING or (self._load is not None and self.state in RESTS):
-                out.append(UnconfigureDevice(self.generation))
-            elif self.state is _M.CONFIGURING:
+            if self.state is _M.CONFIGURING:
                 self._configure(out)
+            else:
+                self._unconfigure(out)
 
     def fail_load(self, reason: str, now_ns: int, out: list[Action]) -> None:
         """The load ends here; the board can be loaded again."""
@@ -307,37 +308,35 @@ class Lifecycle:
     def drained(self, now_ns: int, out: list[Action]) -> None:
         """Nothing runs any more."""
         self.move(_E.DRAINED, now_ns, out)
-        out.append(UnconfigureDevice(self.generation))
+        self._unconfigure(out)
 
     def unload_failed(self, now_ns: int, out: list[Action]) -> None:
         """A generation that failed leaves the board."""
         if self._configured:
-            out.append(UnconfigureDevice(self.generation))
+            self._unconfigure(out)
         else:
-            self._unloaded(now_ns, out)
+            self._unloaded(out)
 
-    def unconfigured(self, event: DeviceUnconfigured, now_ns: int, out: list[Action]) -> RecoveryPlan | None:
+    def unconfigured(self, event: DeviceUnconfigured, now_ns: int, out: list[Action]) -> None:
         """The device is empty, or it is asked again, or it has a fault."""
         if event.rc == ReturnCode.OK:
             self._configured, self._busy = False, 0
+            if self._load is not None:
+                self._verify(self._load, out)
+                return
             if self.state is _M.UNLOADING:
                 self.move(_E.UNLOADED, now_ns, out)
-            if self._load is not None:
-                self._verify(now_ns, out)
-            else:
-                self._unloaded(now_ns, out)
-            return None
-        if event.rc == ReturnCode.DEVICE_BUSY and self._may_retry(now_ns):
-            return None
-        words = f"unconfiguring returned {event.rc}"
-        self._note_fault(fault_of_code(event.rc), words, now_ns, out)
-        self.load_error, self._load, self.step = words, None, None
-        self.wants_reset = True
-        if self.state is _M.UNLOADING:
-            self.move(_E.FAULT, now_ns, out)
-        return None
+            self._unloaded(out)
+        elif event.rc != ReturnCode.DEVICE_BUSY or not self._may_retry(now_ns):
+            words = f"unconfiguring returned {event.rc}"
+            self._note_fault(fault_of_code(event.rc), words, now_ns, out)
+            if self.state is _M.UNLOADING:
+                self.wants_reset, self.step = True, None
+                self.move(_E.FAULT, now_ns, out)
+            elif self.state is _M.VALIDATING:
+                self.fail_load(words, now_ns, out)
 
-    def _unloaded(self, now_ns: int, out: list[Action]) -> None:
+    def _unloaded(self, out: list[Action]) -> None:
         self.record = self.package = self.scheduler = self.step = None
         self.fault = self.fault_detail = self.load_error = None
         self.vocabulary = ()

@@ -95,6 +95,7 @@ class Serving:
         self._positions = np.arange(manifest.context, dtype=np.int32)
         self._positions.flags.writeable = False
         self._ready = [0, 0, 0, 0]
+        self._prompts_first = False
         self._owners: dict[int, SequenceState] = {}
         """Lane -> the sequence that holds it, until the lane is free or lost."""
         self._cancelled_ns: dict[int, int] = {}
@@ -131,7 +132,10 @@ class Serving:
             self.drain_rate.departed(now_ns)
             self.answers.open(seq)
             self.prefill.push(seq)
-            data = {"prompt_tokens": seq.prompt_tokens, "max_new_tokens": seq.max_new_tokens, "lane": lane.hardware_lane}
+            data = {
+                "prompt_tokens": seq.prompt_tokens, "max_new_tokens": seq.max_new_tokens, "lane": lane.hardware_lane,
+                "wait_ns": now_ns - seq.waiting_since_ns,
+            }  # fmt: skip
             self._recorder.of_attempt(history.ATTEMPT_ADMITTED, now_ns, seq, data)
             self._recorder.of_lane(history.BOARD_LANE_BOUND, now_ns, seq, lane.hardware_lane)
 
@@ -146,7 +150,7 @@ class Serving:
         ready[Turn.SHORT], ready[Turn.MEDIUM], ready[Turn.LONG] = depths[Turn.SHORT], depths[Turn.MEDIUM], depths[Turn.LONG]
         if ready[Turn.DECODE]:
             self.hold_ns = self.decode.hold_until_ns(len(self.inflight) > 0, now_ns)
-            if self.hold_ns is not None:
+            if self.hold_ns is not None or (self._prompts_first and (any(ready[1:]) or len(self.inflight))):
                 ready[Turn.DECODE] = 0
         turn = self.arbiter.choose(ready)
         if turn is None:
@@ -334,6 +338,7 @@ class Serving:
         """Whether the runtime was asked to free the lane and has not confirmed."""
         return self.kv.lanes[lane].state is KvSequenceState.RELEASING
 
-    def use(self, profiles: tuple[BatchProfile, ...]) -> None:
-        """The profiles for decode steps from now on."""
+    def use(self, profiles: tuple[BatchProfile, ...], prompts_first: bool = False) -> None:
+        """The profiles for decode steps from now on; `prompts_first` lets steps wait for all prompts, so that they are full."""
+        self._prompts_first = prompts_first
         self.decode.use(profiles)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from calculet_core import wire
+from calculet_core.artifact import sign_manifest
+from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, FakeClock
 from calculet_core.config import RestartConfig, SupervisionConfig
+from calculet_core.shell.packages import hash_file
 from calculet_supervisor import world
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
@@ -134,7 +141,7 @@ def a_package(folder: Path) -> tuple[Path, Path]:
     manifest = {
         "schema": "calculet-artifact/v1", "name": "stub", "version": "1", "backend": "sim", "image": "image.bin",
         "image_sha256": files["image.bin"], "files": files, "golden": "golden.jsonl", "context": 128, "lanes": 4,
-        "profiles": [msgspec.to_builtins(BatchProfile("B1", "main", 1, 128, "int32", "float32", None, "dense"))],
+        "profiles": [msgspec.to_builtins(BatchProfile("one", 1, 128, "int32", "float32", KvLayout("dense", "float16", 2)))],
         "tokenizer": {"kind": "bytes", "vocab_size": 300},
         "capacity": {"parameters_bytes": 1, "kv_bytes": 1, "reserved_bytes": 2},
     }  # fmt: skip

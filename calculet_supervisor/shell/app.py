@@ -65,7 +65,6 @@ from calculet_supervisor.world import (
 
 TICK_S = 0.1
 """How often time-outs are looked for; everything else is decided when it is seen."""
-FLUSH_S = 0.2
 STORE_RETRY_S = 1.0
 """After a failed write of the fleet view."""
 log = logging.getLogger("calculet.supervisor")
@@ -115,7 +114,7 @@ class Supervisor:
         control = await serve_control(self.fleet.control_socket, Verbs(self).table())
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(self.view.version))
-        tasks = [self._loop.create_task(_every(TICK_S, self._tick)), self._loop.create_task(_every(FLUSH_S, self._journal.flush))]
+        tasks = [self._loop.create_task(_every(TICK_S, self._tick))]
         if watchdog := watchdog_interval_s():
             tasks.append(self._loop.create_task(_every(watchdog, lambda: sd_notify("WATCHDOG=1"))))
         log.info("supervises boards=%d alive=%d view=%d", len(self._placements), len(self.sightings.boards), self.view.version)
@@ -291,12 +290,14 @@ class Supervisor:
             for identity in self.sightings.routers:
                 self._link.send([identity, *frames])
             self._journal.write(history.FLEET_VIEW_PUBLISHED, version=self.view.version, boards=len(self.view.boards))
+            self._journal.flush()
             if self._publishing is action:
                 self._publishing = None
 
     def note(self, note: Note) -> None:
-        """Into the journal, the log and the counters."""
+        """Into the journal, the log and the counters. Rare and telling: written at once, so that no crash loses it."""
         self._journal.write(note.event, board=note.board, epoch=note.epoch, generation=note.generation, **note.data)
+        self._journal.flush()
         self._telemetry.note(note)
         words = " ".join(f"{key}={value}" for key, value in note.data.items() if value is not None)
         log.info("board %s: %s epoch=%s %s", note.board, note.event, note.epoch, words)

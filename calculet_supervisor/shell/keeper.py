@@ -13,6 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -86,6 +87,8 @@ class Keeper:
             server.close()
             self._children.close()
             sweep(self._fleet)
+            with suppress(OSError):
+                self._fleet.run_dir.rmdir()
             self._lock.release()
 
     def _end(self, code: int) -> None:
@@ -146,6 +149,8 @@ class Keeper:
 
     def _obey(self, message: dict[str, Any]) -> None:
         verb = message["verb"]
+        if self._stopping and verb in ("start", "tell"):
+            return  # the supervisor sees its workers go, and would have them back
         if verb == "list":
             self._tell(listed={board: child.pid for board, child in self._workers.items()})
         elif verb == "tell":
@@ -162,8 +167,6 @@ class Keeper:
             return
         command = command_of("calculet_worker", self._fleet.path, "--board", board)
         try:
-            if self._stopping:
-                raise OSError("the keeper is stopping")
             child = self._workers[board] = self._children.start(board, f"worker-{board}", command)
         except OSError as error:
             self._tell(exited=board, code=None, signal=None, reason=f"it cannot be started: {error}")
@@ -240,9 +243,10 @@ def take_over(fleet: Fleet) -> FileLock:
 
 
 def sweep(fleet: Fleet) -> None:
-    """Remove socket files that nobody listens on any more: those of killed processes."""
-    for path in fleet.run_dir.glob("*.sock"):
-        path.unlink(missing_ok=True)
+    """Remove what processes that are no more have left in the run folder: sockets, exit classes."""
+    for pattern in ("*.sock", "exit-*.json"):
+        for path in fleet.run_dir.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def _words(child: Child, how: Ended) -> str:

@@ -38,9 +38,9 @@ class Watch:
             if seen["state"] == FAILED and self._complained.get(board) != seen["why"]:
                 self._complained[board] = seen["why"]
                 path = self._fleet.log_dir / f"worker-{board}.log"
-                self._complain(f"{board} cannot serve: {seen['why']} (log: {path})")
-            elif seen["state"] == READY:
-                self._complained.pop(board, None)
+                self._complain(f"{board} does not serve: {seen['why']} (log: {path})")
+            elif seen["state"] == READY and self._complained.pop(board, None):
+                self._complain(f"{board} serves again")
         if self.ready:
             return
         states = [seen["state"] for seen in boards.values()]

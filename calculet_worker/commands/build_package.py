@@ -38,7 +38,9 @@ GOLDEN = "golden.jsonl"
 JOB_LIMIT_NS = 300 * 10**9
 
 
-def build_package(name: str, out: Path, key: Ed25519PrivateKey | None, options: Options = Options(), force: bool = False) -> Package:
+def build_package(
+    name: str, out: Path, key: Ed25519PrivateKey | None = None, options: Options = Options(), force: bool = False
+) -> Package:
     """Build recipe `name` into the folder `out`.
 
     Raises:
@@ -97,7 +99,8 @@ def record_golden(device: Device, package: Package, name: str, prompt: list[int]
     """Greedy tokens of a prompt on lane 0, with the margin between the best and the second-best logit at each."""
     granularity = (proof := package.manifest.abilities.get("incremental_prefill")) and proof.granularity
     logits = _prefill(device, package, prompt, granularity or len(prompt))
-    tokens, margins = [], []
+    tokens: list[int] = []
+    margins: list[float] = []
     while len(tokens) < count:
         second, best = np.partition(logits, -2)[-2:]
         tokens.append(int(logits.argmax()))
@@ -180,7 +183,7 @@ def make_keys(folder: Path, name: str) -> tuple[Path, Path]:
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The package's folder.")
 @click.option("--key", type=click.Path(path_type=Path), help="Private key (PEM) to sign with.")
 @click.option("--force", is_flag=True, help="Replace an existing folder.")
-@click.option("--step-ms", type=click.FloatRange(min=0), help="Simulated recipes: duration of a decode step; 0 is as fast as it can.")
+@click.option("--step-ms", type=click.FloatRange(min=0), help="Simulated recipes: a decode step; 0: as fast as it can.")
 @click.option("--context", type=click.IntRange(min=64), help="Simulated recipes: positions per sequence.")
 @click.option("--lanes", type=click.IntRange(min=1, max=256), help="Simulated recipes: hardware lanes.")
 def build_package_command(

@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import jinja2.sandbox
 import msgspec
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -43,7 +42,7 @@ ABILITIES = {
 }
 
 GOLDEN_TOKENS, GOLDEN_MIN_MARGIN = 16, 1.0
-"""Other roundings (a prompt in passes of 16 tokens instead of 64) moved single logits by up to 0.48, so a margin by less than that."""
+"""Other roundings (a prompt in passes of 16 tokens instead of 64) moved logits by up to 0.48, so a margin by less than 1."""
 
 UNKNOWN_DIGITS = (
     "\U00010d40-\U00010d49\U000116d0-\U000116e3\U00011bf0-\U00011bf9\U00011de0-\U00011de9\U00016130-\U00016139"
@@ -51,8 +50,8 @@ UNKNOWN_DIGITS = (
 )
 """Digits of newer scripts, which llama.cpp's Unicode tables do not have; found by comparing every code point."""
 
-GOLDEN_CHAT = "What is the capital of France?"
 GOLDEN_TEXTS = {
+    "chat": "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
     "digits": "1, 2, 3, 4, 5, 6, 7, 8,",
     "alphabet": "A B C D E F G H I J",
     "code": "def add(a, b):\n    return",
@@ -91,9 +90,7 @@ def build(folder: Path) -> dict[str, Any]:
 def golden_prompts(folder: Path) -> dict[str, list[int]]:
     """Name of each golden case -> its prompt, as token ids; `folder` holds what `build` wrote."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
-    template = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string((folder / CHAT_TEMPLATE).read_text())
-    chat = template.render(messages=[{"role": "user", "content": GOLDEN_CHAT}], add_generation_prompt=True)
-    return {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in {"chat": chat, **GOLDEN_TEXTS}.items()}
+    return {name: tokenizer.encode(text, add_special_tokens=False).ids for name, text in GOLDEN_TEXTS.items()}
 
 
 def derive_tokenizer(metadata: dict[str, Any], source: str) -> Tokenizer:

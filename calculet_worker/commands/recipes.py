@@ -96,14 +96,15 @@ def qwen3_sim(folder: Path, options: Options) -> dict[str, Any]:
     if options.context is not None or options.lanes is not None:
         raise ArtifactError("qwen3-sim: context and lanes are the product's (40960, 1); sim-b1 and sim-batch may be varied")
     step_ns = int((15.0 if options.step_ms is None else options.step_ms) * MS)
+    description = "Qwen3 on both chips, B1, as the simulated board models it. Its text is made up."
     return simulated(
-        folder, "qwen3-sim", "Qwen3 on both chips, B1, as the simulated board models it. Its text is made up.", (1,), QWEN3_CONTEXT, 1,
+        folder, "qwen3-sim", description, (1,), QWEN3_CONTEXT, 1,
         capacity={
             "parameters_bytes": int(16.938 * GIB), "kv_bytes": QWEN3_KV_TOKEN_BYTES * QWEN3_CONTEXT,
             "reserved_bytes": int(28.150 * GIB), "inferred": True,
-            "source": "parameters 16.938, BF16 KV 3.750, whole reservation 28.150 GiB, none of it stated by the vendor. One position takes "
-            "2 x 48 layers x 4 KV heads x 128 x 2 B = 98304 B, so 40960 positions take 3.750 GiB: the KV is one lane's, and "
-            "a second lane would make 31.900 GiB of 32. Software may alternate sequences only where a lane is free.",
+            "source": "parameters 16.938, BF16 KV 3.750, whole reservation 28.150 GiB, none of it stated by the vendor. 3.750 GiB "
+            "are 40960 positions of 2 x 48 layers x 4 KV heads x 128 x 2 B = 98304 B, so this KV is one lane's; a second would "
+            "make 31.900 GiB. Software multi-slot shares a lane's positions out; it adds none.",
         },
         backend_options={
             "decode_ns": {"1": step_ns}, "decode_context_ns": step_ns / 120_000, "prefill_base_ns": step_ns,
@@ -125,7 +126,8 @@ def sim_batch(folder: Path, options: Options) -> dict[str, Any]:
 
 def sim_b1(folder: Path, options: Options) -> dict[str, Any]:
     """B1 with several lanes that take turns, for tests and benchmarks."""
-    return for_tests(folder, "sim-b1", "One sequence a step on the simulated board, for tests.", (1,), options.lanes or 4, {}, options)
+    description = "One sequence a step on the simulated board, for tests."
+    return for_tests(folder, "sim-b1", description, (1,), options.lanes or 4, {}, options)
 
 
 def for_tests(
@@ -139,8 +141,8 @@ def for_tests(
         folder, name, description, sizes, context, lanes,
         capacity={"parameters_bytes": GIB, "kv_bytes": kv_bytes, "reserved_bytes": GIB + kv_bytes, "source": "made up"},
         backend_options={
-            "decode_ns": {str(sizes[-1]): step_ns}, "prefill_token_ns": step_ns // 500, "overlap": 0.5 if "ping_pong_overlap" in abilities else 0.0,
-            "configure_ns": 20 * MS,
+            "decode_ns": {str(sizes[-1]): step_ns}, "prefill_token_ns": step_ns // 500, "configure_ns": 20 * MS,
+            "overlap": 0.5 if "ping_pong_overlap" in abilities else 0.0,
         },
         abilities=abilities,
     )  # fmt: skip

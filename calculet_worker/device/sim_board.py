@@ -21,6 +21,7 @@ import numpy as np
 
 from calculet_core.artifact import Manifest, Package
 from calculet_core.batches import InactiveMode
+from calculet_core.clock import MS, S
 from calculet_core.jobs import (
     ChipTelemetry,
     Completion,
@@ -36,13 +37,17 @@ from calculet_core.jobs import (
 )
 from calculet_worker.device.base import DeviceLimits, Inspection
 from calculet_worker.device.sim_chip import BEHIND_C, NOMINAL_MHZ, POWER_MODES, Chip
-from calculet_worker.device.sim_rule import Floats, Ints, SimProfile, TokenRule, Words, profile_of, reference_tokens
+from calculet_worker.device.sim_rule import Floats, Ints, SimProfile, TokenRule, profile_of, reference_tokens
 
 __all__ = ["EMPTY", "SimBoard", "reference_tokens"]
 
 EMPTY = -1
 """What a lane holds at a position that it was never given."""
 MAX_ENGINES, BUFFERS_PER_ENGINE = 2, 2
+FEW = 64
+"""Up to here plain Python is quicker than numpy."""
+LIFE_STEP_NS = 100 * MS
+"""How often a busy board's chips are looked after."""
 
 
 class _Buffer:
@@ -53,8 +58,18 @@ class _Buffer:
     def __init__(self, number: int, rows: int, noise: Floats) -> None:
         self.id, self.job_id = number, 0
         self.logits: Floats = np.tile(noise, (rows, 1))
-        self.rows: Any = None
-        self.tokens: Ints | None = None
+        self.rows: list[int] = []
+        self.tokens: list[int] = []
+
+
+@dataclass(slots=True)
+class _Input:
+    """The rows of a job that carry a sequence."""
+
+    lanes: list[int]
+    token_ids: Ints
+    positions: Ints
+    rows: list[int]
 
 
 @dataclass(slots=True)
@@ -80,20 +95,19 @@ class _Graph:
         self.profile = profile_of(manifest)
         self.rule = TokenRule(manifest, self.profile)
         self.modes = {p.compiled_batch: p.inactive_policy.mode if p.inactive_policy else None for p in manifest.profiles}
-        self.tokens: Ints = np.full((manifest.lanes, manifest.context), EMPTY, np.int32)
-        self.lengths: Ints = np.zeros(manifest.lanes, np.int32)
-        self.digests: Words = np.zeros(manifest.lanes, np.uint64)
-        self.scars: Words = np.zeros(manifest.lanes, np.uint64)
-        self.noise = self.rule.noise(manifest.tokenizer.vocab_size)
-        self.top = np.float32(self.noise.max())
-        self.row_numbers = np.arange(max(self.modes))
         self.step_ns = {size: self.profile.step_ns(size) for size in self.modes}
-        count = self.profile.engines * BUFFERS_PER_ENGINE
-        self.buffers = [_Buffer(first_buffer + index, max(self.modes), self.noise) for index in range(count)]
+        self.tokens: Ints = np.full((manifest.lanes, manifest.context), EMPTY, np.int32)
+        self.lengths = [0] * manifest.lanes
+        self.digests = [0] * manifest.lanes
+        self.scars = [0] * manifest.lanes
+        self.noise = self.rule.noise(manifest.tokenizer.vocab_size)
+        self.top = float(self.noise.max())
+        count, rows = self.profile.engines * BUFFERS_PER_ENGINE, max(self.modes)
+        self.buffers = [_Buffer(first_buffer + index, rows, self.noise) for index in range(count)]
 
     # ---------------------------------------------------------------- input
-    def refusal(self, job: Job) -> ReturnCode | None:
-        """Why the job does not fit the graph; None: it does."""
+    def read(self, job: Job) -> _Input | ReturnCode:
+        """The rows of a job that carry a sequence, or why the job does not fit the graph."""
         valid = job.lane_valid
         for array in (job.lanes, job.token_ids, job.positions):
             if not isinstance(array, np.ndarray) or array.dtype != np.int32:
@@ -102,14 +116,22 @@ class _Graph:
             return ReturnCode.INVALID_DTYPE
         if not self._shapes_fit(job):
             return ReturnCode.INVALID_SHAPE
-        lanes, tokens, positions = self.active(job)
-        in_range = (
-            _below(lanes, self.manifest.lanes)
-            and _below(tokens, self.manifest.tokenizer.vocab_size)
-            and _below(positions, self.manifest.context)
-            and (len(lanes) == 1 or len(set(lanes.tolist())) == len(lanes))
+        lanes, count = job.lanes.tolist(), len(job.token_ids)
+        rows = list(range(count)) if valid is None or valid.all() else valid.nonzero()[0].tolist()
+        if job.kind is JobKind.DECODE and len(rows) < count:
+            lanes = [lanes[row] for row in rows]
+            found = _Input(lanes, job.token_ids[rows], job.positions[rows], rows)
+        else:
+            found = _Input(lanes, job.token_ids, job.positions, rows)
+        manifest = self.manifest
+        fits = (
+            min(lanes) >= 0
+            and max(lanes) < manifest.lanes
+            and len(set(lanes)) == len(lanes)
+            and _within(found.token_ids, manifest.tokenizer.vocab_size)
+            and _within(found.positions, manifest.context)
         )
-        return None if in_range else ReturnCode.INVALID_SHAPE
+        return found if fits else ReturnCode.INVALID_SHAPE
 
     def _shapes_fit(self, job: Job) -> bool:
         batch, shape, valid = job.profile.compiled_batch, job.token_ids.shape, job.lane_valid
@@ -123,74 +145,68 @@ class _Graph:
             return shape[0] <= batch and (valid is None or bool(valid.all()))
         return shape[0] == batch and (batch == 1 if valid is None else bool(valid.any()))
 
-    def active(self, job: Job) -> tuple[Ints, Ints, Ints]:
-        """Lanes, tokens and positions of the rows that carry a sequence."""
-        if job.lane_valid is None or job.lane_valid.all():
-            return job.lanes, job.token_ids, job.positions
-        rows = job.lane_valid.nonzero()[0]
-        return job.lanes[rows], job.token_ids[rows], job.positions[rows]
-
     # ---------------------------------------------------------------- content
-    def append(self, lanes: Ints, tokens: Ints, positions: Ints) -> None:
-        """One token for each lane."""
-        if not (positions == self.lengths[lanes]).all():
-            for row, lane in enumerate(lanes.tolist()):
-                self.write(lane, tokens[row : row + 1], positions[row : row + 1])
-            return
-        self.tokens[lanes, positions] = tokens
-        self.lengths[lanes] += 1
-        self.digests[lanes] += self.rule.traces(tokens, positions)
-
     def write(self, lane: int, tokens: Ints, positions: Ints) -> None:
-        """Tokens for one lane, where they belong or not."""
-        here, length = slice(lane, lane + 1), int(self.lengths[lane])
-        if np.array_equal(positions, np.arange(length, length + len(positions), dtype=np.int32)):
-            self.tokens[lane, length : length + len(positions)] = tokens
-            self.lengths[lane] += len(positions)
-            self.digests[here] += self.rule.traces(tokens, positions).sum(keepdims=True)
+        """A prompt's tokens, where they belong or not."""
+        length, count = self.lengths[lane], len(tokens)
+        if int(positions[0]) == length and (count == 1 or bool((positions[1:] - positions[:-1] == 1).all())):
+            self.tokens[lane, length : length + count] = tokens
+            self.lengths[lane] += count
+            self.digests[lane] += self.rule.traces(tokens, length)
             return
-        for row, position in enumerate(positions.tolist()):
-            if self.tokens[lane, position] != EMPTY:
-                self.scars[here] += self.rule.traces(self.tokens[lane, position : position + 1], positions[row : row + 1])
-            self.tokens[lane, position] = tokens[row]
-            length = max(length, position + 1)
-        self.lengths[lane] = length
-        content = self.rule.traces(self.tokens[lane, :length], np.arange(length, dtype=np.int32))
-        self.digests[here] = content.sum(keepdims=True) + self.scars[here]
+        for token, position in zip(tokens.tolist(), positions.tolist(), strict=True):
+            self.misplace(lane, token, position)
+
+    def append(self, lane: int, token: int, position: int) -> None:
+        """One token."""
+        if position != self.lengths[lane]:
+            self.misplace(lane, token, position)
+            return
+        self.tokens[lane, position] = token
+        self.lengths[lane] = position + 1
+        self.digests[lane] += self.rule.trace(token, position)
+
+    def misplace(self, lane: int, token: int, position: int) -> None:
+        """A token that overwrites or leaves a hole: the digest is worked out anew from all that is there."""
+        old = int(self.tokens[lane, position])
+        if old != EMPTY:
+            self.scars[lane] += self.rule.trace(old, position)
+        self.tokens[lane, position] = token
+        self.lengths[lane] = length = max(self.lengths[lane], position + 1)
+        self.digests[lane] = self.rule.traces(self.tokens[lane, :length], 0) + self.scars[lane]
 
     def clear(self, lane: int) -> None:
         """The lane is empty."""
         self.tokens[lane, : self.lengths[lane]] = EMPTY
-        self.lengths[lane] = 0
-        self.digests[lane] = self.scars[lane] = 0
+        self.lengths[lane] = self.digests[lane] = self.scars[lane] = 0
 
     # ---------------------------------------------------------------- output
-    def compute(self, job: Job, buffer: _Buffer) -> Any:
-        """Write the job's tokens into its lanes; a read-only view of `buffer` with the logits, or None."""
-        lanes, tokens, positions = self.active(job)
+    def compute(self, job: Job, given: _Input, buffer: _Buffer) -> Any:
+        """Write the tokens into the lanes; a read-only view of `buffer` with the logits, or None."""
+        lanes, rows, tokens = given.lanes, given.rows, given.token_ids.tolist()
         if job.kind is JobKind.PREFILL:
-            self.write(int(lanes[0]), tokens, positions)
+            self.write(lanes[0], given.token_ids, given.positions)
             if not job.want_logits:
                 return None
-            last, count = tokens[-1:], 1
-            rows = self.row_numbers[:1]
+            rows, tokens = [0], tokens[-1:]
         else:
-            self.append(lanes, tokens, positions)
-            last, count = tokens, len(job.token_ids)
-            rows = self.row_numbers[:count] if len(tokens) == count else job.lane_valid.nonzero()[0]
-        best, margins = self.rule.next_tokens(self.digests[lanes], last)
-        margins += self.top
-        buffer.logits[rows, best] = margins
+            for lane, token, position in zip(lanes, tokens, given.positions.tolist(), strict=True):
+                self.append(lane, token, position)
+        logits, best = buffer.logits, []
+        for row, lane, last in zip(rows, lanes, tokens, strict=True):
+            token, margin = self.rule.next_token(self.digests[lane], last)
+            logits[row, token] = self.top + margin
+            best.append(token)
         buffer.rows, buffer.tokens = rows, best
-        view = buffer.logits[:count]
+        view = logits[: 1 if job.kind is JobKind.PREFILL else len(job.token_ids)]
         view.flags.writeable = False
         return view
 
     def restore(self, buffer: _Buffer) -> None:
         """Nothing but noise again."""
-        if buffer.tokens is not None:
-            buffer.logits[buffer.rows, buffer.tokens] = self.noise[buffer.tokens]
-            buffer.tokens = None
+        for row, token in zip(buffer.rows, buffer.tokens, strict=True):
+            buffer.logits[row, token] = self.noise[token]
+        buffer.rows, buffer.tokens = [], []
 
 
 class SimBoard:
@@ -215,9 +231,10 @@ class SimBoard:
         self._leases: dict[int, tuple[_Buffer, _Graph]] = {}
         """By buffer; a reset does not end them."""
         self._engine_free_ns = {EngineBank.PING: 0, EngineBank.PONG: 0}
+        self._slowest_mhz = min(chip.frequency_mhz for chip in self._chips)
         self._lived_ns: int | None = None
-        self._busy_ns = (0, 0)
-        """The stretch of work that ends last."""
+        self._busy_until_ns = self._busy_ns = 0
+        """When all work so far ends, and how much of it the chips have not lived through yet."""
         self._next_buffer = self._finished = self._resets = 0
 
     # ---------------------------------------------------------------- who, how much
@@ -312,12 +329,13 @@ class SimBoard:
     # ---------------------------------------------------------------- lanes
     def can_allocate(self, sequences: int) -> bool:
         """Whether so many lanes are empty."""
-        return self._graph is not None and int(np.count_nonzero(self._graph.lengths == 0)) >= sequences
+        return self._graph is not None and self._graph.lengths.count(0) >= sequences
 
     def content(self, lane: int) -> list[int]:
         """The token ids that the lane holds, `EMPTY` where it was never given one."""
         assert self._graph is not None
-        return [int(token) for token in self._graph.tokens[lane, : self._graph.lengths[lane]]]
+        found: list[int] = self._graph.tokens[lane, : self._graph.lengths[lane]].tolist()
+        return found
 
     def release(self, lane: int) -> ReturnCode:
         """`INVALID_SHAPE`: there is no such lane."""
@@ -340,16 +358,18 @@ class SimBoard:
             return ReturnCode.OTHER
         if len(self._flights) >= graph.profile.engines or not self._free:
             return ReturnCode.DEVICE_BUSY
-        if (refusal := graph.refusal(job)) is not None:
-            return refusal
-        self._live(now_ns)
+        given = graph.read(job)
+        if isinstance(given, ReturnCode):
+            return given
+        if self._lived_ns is None or now_ns - self._lived_ns > LIFE_STEP_NS:
+            self._live(now_ns)
         engine = engine or min(self._engine_free_ns, key=self._engine_free_ns.__getitem__)
         buffer = self._free.pop()
         buffer.job_id = job.job_id
-        timings = self._timings(graph, job)
-        logits = graph.compute(job, buffer)
+        timings = self._timings(graph, job, given)
+        logits = graph.compute(job, given, buffer)
         done_ns = self._schedule(graph.profile, engine, timings, now_ns)
-        self._flights.append(_Flight(job, engine, job.lanes.tolist(), done_ns, timings, buffer, logits, _bytes_of(job)))
+        self._flights.append(_Flight(job, engine, given.lanes, done_ns, timings, buffer, logits, _bytes_of(job)))
         return JobHandle(job.job_id, engine)
 
     def next_done_ns(self) -> int | None:
@@ -389,18 +409,17 @@ class SimBoard:
         return Completion(job.job_id, job.generation, status, logits, flight.engine, flight.timings, buffer.id)
 
     # ---------------------------------------------------------------- time
-    def _timings(self, graph: _Graph, job: Job) -> JobTimings:
+    def _timings(self, graph: _Graph, job: Job, given: _Input) -> JobTimings:
         profile = graph.profile
         if job.kind is JobKind.PREFILL:
             compute = float(profile.prefill_base_ns + profile.prefill_token_ns * len(job.token_ids))
         else:
             compute = float(graph.step_ns[job.profile.compiled_batch])
             if profile.decode_context_ns:
-                compute += profile.decode_context_ns * int(graph.active(job)[2].sum())
+                compute += profile.decode_context_ns * sum(given.positions.tolist())
         if profile.jitter:
             compute *= 1 + profile.jitter * (2 * self._random.random() - 1)
-        slowest = min([chip.frequency_mhz for chip in self._chips])
-        return JobTimings(profile.h2d_ns, int(compute * NOMINAL_MHZ / slowest), profile.d2h_ns)
+        return JobTimings(profile.h2d_ns, int(compute * NOMINAL_MHZ / self._slowest_mhz), profile.d2h_ns)
 
     def _schedule(self, profile: SimProfile, engine: EngineBank, timings: JobTimings, now_ns: int) -> int:
         """When a job that is submitted now is done."""
@@ -409,23 +428,30 @@ class SimBoard:
         start = max(now_ns, self._engine_free_ns[engine], now_ns + int((1 - profile.overlap) * others_left))
         done = start + (timings.h2d_ns or 0) + (timings.wait_ns or 0) + (timings.d2h_ns or 0)
         self._engine_free_ns[engine] = done
-        since, until = self._busy_ns
-        self._busy_ns = (start if now_ns >= until else since, max(done, until))
+        if done > self._busy_until_ns:
+            self._busy_ns += done - max(start, self._busy_until_ns)
+            self._busy_until_ns = done
         return done
 
     def _live(self, now_ns: int) -> None:
         """Let the chips warm up or cool down until now."""
-        lived, (since, until) = self._lived_ns, self._busy_ns
-        self._lived_ns = now_ns
-        if lived is not None and now_ns > lived:
-            busy = max(0, min(now_ns, until) - max(lived, since)) / (now_ns - lived)
-            for chip in self._chips:
-                chip.live((now_ns - lived) / 1e9, busy)
+        lived_ns, self._lived_ns = self._lived_ns, now_ns
+        if lived_ns is None or now_ns <= lived_ns:
+            return
+        passed_ns = now_ns - lived_ns
+        busy_ns = min(passed_ns, self._busy_ns)
+        self._busy_ns -= busy_ns
+        for chip in self._chips:
+            chip.live(passed_ns / S, busy_ns / passed_ns)
+        self._slowest_mhz = min(chip.frequency_mhz for chip in self._chips)
 
 
-def _below(values: Ints, end: int) -> bool:
+def _within(values: Ints, end: int) -> bool:
     """Whether all values are in [0, end)."""
-    return bool(values.view(np.uint32).max() < end) if values.flags.c_contiguous else bool(values.min() >= 0 and values.max() < end)
+    if len(values) <= FEW:
+        few: list[int] = values.tolist()
+        return min(few) >= 0 and max(few) < end
+    return bool(values.min() >= 0 and values.max() < end)
 
 
 def _bytes_of(job: Job) -> tuple[bytes, ...]:

@@ -2,7 +2,7 @@
 
 The rule is one function of everything that a lane holds: every token at its position adds one scrambled number to the lane's
 digest, and the digest with the last token decides what comes next. The board and `reference_tokens` share it, so that an answer
-can be checked without a board.
+can be checked without a board. Steps count in plain integers: they have few rows, and numpy's calls cost more than that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from calculet_core.artifact import Manifest
 from calculet_core.errors import ConfigError
 
 Ints = NDArray[np.int32]
-Words = NDArray[np.uint64]
 Floats = NDArray[np.float32]
 
 Natural = Annotated[int, Meta(ge=0)]
@@ -83,11 +82,11 @@ def profile_of(manifest: Manifest) -> SimProfile:
     return profile
 
 
-_SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
-_FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
-_TOKEN_FACTOR, _POSITION_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
-_CHOICES, _MARGIN_SHIFT, _MARGIN_MASK, _EOS_SHIFT = np.uint64(63), np.uint64(20), np.uint64(0xFFF), np.uint64(40)
+_MASK = (1 << 64) - 1
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_TOKEN_FACTOR, _POSITION_FACTOR = 0x9E3779B97F4A7C15, 0xD1342543DE82EF95
 MARGIN_MIN, MARGIN_MAX = 0.5, 4.0
+MARGIN_STEP = (MARGIN_MAX - MARGIN_MIN) / 0xFFF
 
 _CONSONANTS, _VOWELS = "ntrslmdkvpbgzfh", "aeioaeiou"
 _LETTERS = {"consonant": _CONSONANTS + _CONSONANTS.upper(), "vowel": _VOWELS, "space": " ", "punctuation": ",."}
@@ -102,59 +101,60 @@ _AFTER = {
 
 
 class TokenRule:
-    """How an artifact's next token follows from a lane's content."""
+    """How an artifact's next token follows from a lane's content. A digest is 64 bits, as a plain integer."""
 
     def __init__(self, manifest: Manifest, profile: SimProfile) -> None:
-        self._salt = np.uint64(int(manifest.image_sha256[:16], 16))
+        self._salt = int(manifest.image_sha256[:16], 16)
         tokenizer = manifest.tokenizer
         self._eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
-        self._eos_below = np.uint64(int(profile.eos_per_token * (1 << 24)) if tokenizer.eos_token_ids else 0)
-        kinds = list(_AFTER)
-        self._kind_of = np.full(tokenizer.vocab_size, kinds.index("other"), np.intp)
+        self._eos_below = int(profile.eos_per_token * (1 << 24)) if tokenizer.eos_token_ids else 0
+        follow = {kind: [ord(letter) for letter in (text * 64)[:64]] for kind, text in _AFTER.items()}
+        self._follow = [follow["other"]] * tokenizer.vocab_size
         for kind, letters in _LETTERS.items():
-            self._kind_of[[ord(letter) for letter in letters]] = kinds.index(kind)
-        self._choices = np.array([[ord(letter) for letter in (text * 64)[:64]] for text in _AFTER.values()], np.int32)
+            for letter in letters:
+                self._follow[ord(letter)] = follow[kind]
 
-    def traces(self, token_ids: Ints, positions: Ints) -> Words:
-        """What tokens at positions add to a lane's digest, uint64 [n]."""
+    def trace(self, token_id: int, position: int) -> int:
+        """What a token at a position adds to a lane's digest (modulo 2^64)."""
+        return _scramble(token_id * _TOKEN_FACTOR + position * _POSITION_FACTOR + self._salt)
+
+    def traces(self, token_ids: Ints, start: int) -> int:
+        """The sum of the traces of tokens at positions from `start` on."""
         words = token_ids.astype(np.uint64)
-        words *= _TOKEN_FACTOR
-        words += positions.astype(np.uint64) * _POSITION_FACTOR
-        words += self._salt
-        return _scramble(words)
+        words *= np.uint64(_TOKEN_FACTOR)
+        words += np.arange(start, start + len(words), dtype=np.uint64) * np.uint64(_POSITION_FACTOR)
+        words += np.uint64(self._salt)
+        words ^= words >> np.uint64(30)
+        words *= np.uint64(_FACTORS[0])
+        words ^= words >> np.uint64(27)
+        words *= np.uint64(_FACTORS[1])
+        words ^= words >> np.uint64(31)
+        return int(words.sum(dtype=np.uint64))
 
-    def next_tokens(self, digests: Words, last: Ints) -> tuple[Ints, Floats]:
-        """Of lanes with these digests, last given `last`: the next tokens and their margins over the second best, [n] each."""
-        words = _scramble(digests ^ self._salt)
-        tokens = self._choices[self._kind_of[last], (words & _CHOICES).astype(np.intp)]
-        if self._eos_below:
-            tokens[(words >> _EOS_SHIFT) < self._eos_below] = self._eos
-        margins = ((words >> _MARGIN_SHIFT) & _MARGIN_MASK).astype(np.float32)
-        margins *= (MARGIN_MAX - MARGIN_MIN) / int(_MARGIN_MASK)
-        margins += MARGIN_MIN
-        return tokens, margins
+    def next_token(self, digest: int, last: int) -> tuple[int, float]:
+        """Of a lane with this digest, last given `last`: the next token and its logit's margin over the second best."""
+        word = _scramble(digest ^ self._salt)
+        token = self._eos if word >> 40 < self._eos_below else self._follow[last][word & 63]
+        return token, MARGIN_MIN + (word >> 20 & 0xFFF) * MARGIN_STEP
 
     def noise(self, size: int) -> Floats:
         """The row under every output, float32 [size], below 0."""
-        return np.random.default_rng(int(self._salt)).uniform(-4.0, -1.0, size).astype(np.float32)
+        return np.random.default_rng(self._salt).uniform(-4.0, -1.0, size).astype(np.float32)
 
 
-def _scramble(words: Words) -> Words:
-    words ^= words >> _SHIFTS[0]
-    words *= _FACTORS[0]
-    words ^= words >> _SHIFTS[1]
-    words *= _FACTORS[1]
-    words ^= words >> _SHIFTS[2]
-    return words
+def _scramble(word: int) -> int:
+    word &= _MASK
+    word = ((word ^ word >> 30) * _FACTORS[0]) & _MASK
+    word = ((word ^ word >> 27) * _FACTORS[1]) & _MASK
+    return word ^ word >> 31
 
 
 def reference_tokens(manifest: Manifest, prompt_ids: Sequence[int], count: int) -> list[int]:
     """The `count` greedy tokens that an honest run of the prompt gives; an EOS among them does not end it."""
     rule = TokenRule(manifest, profile_of(manifest))
-    content = list(prompt_ids)
-    digest = rule.traces(np.array(content, np.int32), np.arange(len(content), dtype=np.int32)).sum(keepdims=True)
-    for _ in range(count):
-        tokens, _ = rule.next_tokens(digest, np.array(content[-1:], np.int32))
-        digest += rule.traces(tokens, np.array([len(content)], np.int32))
-        content.append(int(tokens[0]))
-    return content[len(prompt_ids) :]
+    digest, last, answer = rule.traces(np.array(prompt_ids, np.int32), 0), prompt_ids[-1], list[int]()
+    for position in range(len(prompt_ids), len(prompt_ids) + count):
+        last, _ = rule.next_token(digest, last)
+        digest += rule.trace(last, position)
+        answer.append(last)
+    return answer

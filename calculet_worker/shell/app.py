@@ -24,7 +24,7 @@ import uvloop
 import zmq
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from calculet_core import wire
+from calculet_core import history, wire
 from calculet_core.clock import MS, S
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, CalculetError, ConfigError, ExitCode
@@ -51,7 +51,7 @@ from calculet_worker.actions import (
     UnconfigureDevice,
     VerifyPackage,
 )
-from calculet_worker.device import BACKENDS
+from calculet_worker.device import FAULTS_OPTION, open_device
 from calculet_worker.device.base import BoardUnavailable, Device
 from calculet_worker.engine import Engine
 from calculet_worker.events import (
@@ -104,7 +104,7 @@ class Worker:
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
-        self._telemetry = Telemetry(board.name, self._engine, device)
+        self._telemetry = Telemetry(board.name, self._engine, device, config.fault_injection and FAULTS_OPTION in board.options)
         self._reporter = Reporter(device)
         self._pool = TokenizingPool()
         self._tokenizer: PromptTokenizer | None = None
@@ -134,7 +134,7 @@ class Worker:
         self._data: Link = bind_router(context, self._data_path, self._from_router)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
-        metrics = await serve_metrics(metrics_path, self._telemetry.exposition)
+        metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(time.monotonic_ns()))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
         watch_death_pipe(lambda: self._end(ExitCode.OK, "the keeper is gone"))
@@ -260,8 +260,9 @@ class Worker:
             self._report_due = self._loop.call_later(wait_s, self._report)
 
     def _record(self, action: Record) -> None:
-        self._journal.append(action.event)
         self._telemetry.count(action.event)
+        if action.event.event != history.BOARD_JOB:  # one for every step: counted, not kept
+            self._journal.append(action.event)
 
     def _exit(self, action: Exit) -> None:
         self._end(action.code, action.reason)
@@ -385,7 +386,7 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
     code, reason = ExitCode.BUG, "it did not start"
     try:
         keys = load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])
-        worker = Worker(fleet, board, epoch, BACKENDS[board.device](board), keys)
+        worker = Worker(fleet, board, epoch, open_device(board, fleet.config.fault_injection), keys)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         code, reason = uvloop.new_event_loop().run_until_complete(worker.run())
     except Exception as error:

@@ -305,6 +305,9 @@ class VirtualFleet:
             while life.inbox and life.alive:
                 for action in life.engine.handle(life.inbox.pop(0), self.now):
                     self._perform(life, action)
+        except Exception as error:  # what ends a real worker with exit code 70
+            self._broken("no_bug", f"{life.name}: {type(error).__name__}: {error}")
+            self._die(life, "bug")
         finally:
             life.handling = False
         serving = life.engine.serving
@@ -444,6 +447,8 @@ class VirtualFleet:
             return
         report = life.engine.report(self.now)
         self._publish()
+        if report.state == "FAILED":
+            self.after(S, lambda: self._die(life, "failed to load"))
         if report.wants_reset and not report.condemned:
             if self._budgets[life.name].spend(self.now):
                 self.see(Event(history.FLEET_RESET_GRANTED, self.now, board=life.name))

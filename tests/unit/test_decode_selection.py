@@ -6,7 +6,7 @@ import pytest
 from builders_engine import a_manifest, a_profile, a_sequence
 
 from calculet_core.batches import InactiveMode
-from calculet_core.clock import MS, S, US
+from calculet_core.clock import MS, US, S
 from calculet_core.config import BatchConfig
 from calculet_core.requests import SequenceState
 from calculet_core.states.request import RequestState
