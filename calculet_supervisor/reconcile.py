@@ -123,7 +123,8 @@ class Reconciler:
         else:
             verdict = life.restarts.died(how.code, now_ns)
             life.enter(_E.GIVE_UP if verdict.quarantine else _E.DIED, now_ns)
-            life.retry_ns, life.why = verdict.retry_ns, how.words()
+            life.retry_ns = verdict.retry_ns
+            life.why = how.words() if life.aborted_ns is None else f"{life.why} ({how.words()})"
             data |= {"failures": life.restarts.failures, "quarantined": verdict.quarantine}
             data["retry_in_ms"] = None if verdict.retry_ns is None else (verdict.retry_ns - now_ns) // MS
         life.command = life.aborted_ns = life.failed_ns = None

@@ -191,7 +191,7 @@ class Lifecycle:
         self._note_fault(kind, words, now_ns, out)
         if kind is FaultKind.DEVICE_BUSY or FAULT_POLICY[kind].reset is ResetRule.WITHIN_BUDGET:
             # Still busy after all tries: an earlier process's job may run on, and only a reset can end it.
-            self.wants_reset = True
+            self.wants_reset, self._load = True, None
             self.load_error, self.step = words, None
             self.move(_E.FAULT, now_ns, out)
         else:

@@ -20,6 +20,9 @@ from typing import Any
 
 import psutil
 
+from calculet_core.shell.control_client import ControlError, call
+from calculet_core.shell.fleet import load_fleet
+
 BIN = Path(sys.executable).parent
 DEADLINE_S = 60.0
 
@@ -101,7 +104,8 @@ class Fleet:
         config = {
             "schema": "calculet-fleet/v1", "run_dir": "run", "state_dir": "state", "log_dir": "log", "trusted_keys": [str(trust)],
             "router": router, "boards": [{"name": name, "device": device, "options": options} for name in self.boards],
-            "models": [{"alias": self.alias, "package": str(package), **sections.pop("model", {})}], **sections,
+            "models": [{"alias": self.alias, "package": str(package), **sections.pop("model", {})}],
+            "supervision": {"heartbeat_ms": 50, **sections.pop("supervision", {})}, **sections,
         }  # fmt: skip
         self.config = folder / "fleet.yaml"
         self.config.write_text(json.dumps(config))
@@ -128,8 +132,15 @@ class Fleet:
         return sum(board["state"] == "READY" for board in status["boards"]) if status and self.health() == 200 else 0
 
     def status(self) -> dict[str, Any] | None:
-        done = self.cli("status", "--json")
-        return json.loads(done.stdout) if done.returncode == 0 else None
+        """What `calculet status --json` shows; None while no supervisor answers."""
+        try:
+            return call(load_fleet(self.config).control_socket, "status", timeout_s=5)
+        except ControlError:
+            return None
+
+    def active(self) -> list[int]:
+        """Requests admitted on each board, as of its last heartbeat."""
+        return [board["active"] or 0 for board in (self.status() or {"boards": []})["boards"]]
 
     def cli(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(BIN / "calculet"), arguments[0], "--config", str(self.config), *arguments[1:]]

@@ -27,24 +27,24 @@ def fleet(tmp_path: Path, packages: Packages) -> Iterator[Fleet]:
 
 
 def test_a_killed_worker_loses_no_request_that_had_not_begun_to_answer(fleet: Fleet) -> None:
-    expected = {f"prompt {index}": fleet.completion(f"prompt {index}", max_tokens=40).text for index in range(8)}
+    expected = {f"prompt {index}": fleet.completion(f"prompt {index}", max_tokens=300).text for index in range(4)}
     with ThreadPoolExecutor(24) as pool:
-        answers = [(prompt, pool.submit(fleet.completion, prompt, max_tokens=40)) for prompt in list(expected) * 6]
-        until(lambda: (fleet.status() or {}) and any(board["active"] for board in fleet.status()["boards"]), "load on the boards")
+        answers = [(prompt, pool.submit(fleet.completion, prompt, max_tokens=300)) for prompt in list(expected) * 6]
+        until(lambda: any(fleet.active()), "load on the boards")
         dead = fleet.kill("worker", "board0")
         for prompt, answer in answers:
             assert answer.result().status == 200, answer.result().body
             assert answer.result().text == expected[prompt]
-            assert answer.result().json()["usage"]["completion_tokens"] == 40
+            assert answer.result().json()["usage"]["completion_tokens"] == 300
     fleet.wait_ready(2, WHOLE_AGAIN_S)
     assert fleet.pid("worker", "board0") not in (dead, None)
 
 
 def test_streams_of_a_killed_worker_end_with_an_error_or_whole_never_silently(fleet: Fleet) -> None:
-    whole = "".join(json.loads(event)["choices"][0]["text"] for event in fleet.stream({"prompt": "abc", "max_tokens": 60}) if event != "[DONE]")
+    whole = "".join(json.loads(event)["choices"][0]["text"] for event in fleet.stream({"prompt": "abc", "max_tokens": 400}) if event != "[DONE]")
 
     def read() -> tuple[str, list[str]]:
-        events = list(fleet.stream({"prompt": "abc", "max_tokens": 60}))
+        events = list(fleet.stream({"prompt": "abc", "max_tokens": 400}))
         parsed = [json.loads(event) for event in events if event != "[DONE]"]
         errors = [event["error"]["code"] for event in parsed if "error" in event]
         assert errors or events[-1] == "[DONE]"
@@ -53,7 +53,7 @@ def test_streams_of_a_killed_worker_end_with_an_error_or_whole_never_silently(fl
 
     with ThreadPoolExecutor(16) as pool:
         readers = [pool.submit(read) for _ in range(16)]
-        until(lambda: all(board["active"] for board in (fleet.status() or {"boards": []})["boards"]), "both boards busy")
+        until(lambda: all(fleet.active()), "both boards busy")
         fleet.kill("worker", "board1")
         results = [reader.result() for reader in readers]
     assert any(errors for _, errors in results), "no stream was cut: the test killed too late"
@@ -98,12 +98,12 @@ def test_a_killed_router_comes_back_to_the_same_workers(fleet: Fleet) -> None:
 def test_requests_of_a_killed_router_free_their_lanes(fleet: Fleet) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(fleet.completion, "long", max_tokens=3000) for _ in range(8)]
-        until(lambda: sum(board["active"] for board in (fleet.status() or {"boards": []})["boards"]) == 8, "eight active requests")
+        until(lambda: sum(fleet.active()) == 8, "eight active requests")
         fleet.kill("router")
         for answer in answers:
             assert answer.exception() is not None
     until(lambda: fleet.health() == 200, "the router serves again", WHOLE_AGAIN_S)
-    until(lambda: not any(board["active"] for board in (fleet.status() or {"boards": [{"active": 1}]})["boards"]), "lanes freed", 10)
+    until(lambda: fleet.active() == [0, 0], "lanes freed", 10)
 
 
 def test_a_killed_keeper_takes_everything_with_it(fleet: Fleet) -> None:

@@ -137,7 +137,7 @@ def test_a_killed_worker_is_back_and_serves_the_same_text(fleet: Fleet, client: 
     before = ask()
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(ask) for _ in range(4)]
-        until(lambda: any(board["active"] for board in (fleet.status() or {"boards": []})["boards"]), "load")
+        until(lambda: any(fleet.active()), "load")
         fleet.kill("worker", "board0")
         assert {answer.result() for answer in answers} == {before}
     fleet.wait_ready(2, 30)
