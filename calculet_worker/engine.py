@@ -28,12 +28,13 @@ from calculet_worker.device.base import DeviceLimits
 from calculet_worker.generation import RUNS_JOBS, Lifecycle
 from calculet_worker.golden import Trial, golden_stage, internal_request, prompt_of, stages_of
 from calculet_worker.jobs.completion import Faulty, Stale, judge
-from calculet_worker.jobs.durations import backoff_ns
+from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import InflightJob
 from calculet_worker.jobs.recovery import RecoveryPlan, plan_for, plan_for_failed_golden
 from calculet_worker.records import Recorder
+from calculet_worker.scheduling.admission import RejectInvalid
 from calculet_worker.scheduling.arbiter import Turn
-from calculet_worker.serving import Serving
+from calculet_worker.serving import Lasting, Serving
 from calculet_worker.views import EngineGauges
 
 Actions = list[Action]
@@ -55,17 +56,19 @@ class Engine:
         dram_bytes: int,
     ) -> None:
         self.board, self.epoch, self.pid, self.endpoint, self.limits = board, epoch, pid, endpoint, limits
-        self._seed, self._tenants = seed, tenants
         self._recorder = Recorder(board, epoch)
         self._outbox = Outbox()
         self.life = Lifecycle(self._recorder, dram_bytes, fleet_recovery)
         self.attempts = Attempts(epoch, self.life, self._recorder, self._outbox, self._internal_ended)
         self.control = Control(self.life, self.attempts)
+        self._lasting = Lasting(limits, tenants, self.attempts.registry, self._outbox, self._recorder, seed)
         self.trial: Trial | None = None
         """Golden or warm-up that runs."""
         self.steps = 0
         """Jobs that ended: must grow while jobs are in flight."""
         self._last_job = self._last_internal = 0
+        self._measured: tuple[str, Durations] | None = None
+        """Digest of an artifact, and how long its jobs take: the same after a reset."""
         self._busy_tries = 0
         self._busy_until_ns: int | None = None
         self._idle = True
@@ -130,14 +133,16 @@ class Engine:
         self.attempts.expire(now_ns, out)
         self.life.retry(now_ns, out)
         self.control.expire(now_ns, out)
+        if self._busy_until_ns is not None and now_ns >= self._busy_until_ns:
+            self._busy_until_ns = None
         serving, submitted = self.serving, False
         if serving is not None:
             serving.release_again(now_ns, out)
-            if self.trial is not None:
+            while self.trial is not None and self.trial.stage_over:
                 self._advance_trial(serving, self.trial, now_ns, out)
             if self.life.state in RUNS_JOBS and self.control.jobs_may_start:
                 serving.admit(self.trial is not None, now_ns, out)
-                submitted = self._submit_jobs(serving, now_ns, out)
+                submitted = self._busy_until_ns is None and self._submit_jobs(serving, now_ns, out)
         self._note_idle(now_ns)
         self._recorder.flush(out)
         if not submitted:
@@ -145,10 +150,6 @@ class Engine:
         self.control.advance(now_ns, out)
 
     def _submit_jobs(self, serving: Serving, now_ns: int, out: Actions) -> bool:
-        if self._busy_until_ns is not None:
-            if now_ns < self._busy_until_ns:
-                return False
-            self._busy_until_ns = None
         submitted = False
         while (submit := serving.next_job(self._last_job + 1, now_ns)) is not None:
             self._last_job += 1
@@ -228,13 +229,13 @@ class Engine:
         commit = serving.commit_decode if entry.turn is Turn.DECODE else serving.commit_prefill
         ended = commit(entry, verdict.logits, spent_ns, now_ns)
         self._give_back(serving, completion, out)
+        if entry.prefill_last and entry.sequences[0].generated_tokens:
+            self._recorder.of_attempt(history.ATTEMPT_TOKENS, now_ns, entry.sequences[0], {"n": 1})
         for seq, reason in ended:
             if reason is None:
                 self.attempts.drained(seq, now_ns, out)
             else:
                 self.attempts.finish(seq, reason, now_ns, out)
-        if entry.prefill_last and entry.sequences[0].generated_tokens:
-            self._recorder.of_attempt(history.ATTEMPT_TOKENS, now_ns, entry.sequences[0], {"n": 1})
         self._job_record(entry, "ok", spent_ns, now_ns, out)
 
     def _faulty_output(
@@ -331,16 +332,15 @@ class Engine:
         if not life.configured(event, now_ns, out):
             return
         assert life.package is not None and life.scheduler is not None
+        if self._measured is None or self._measured[0] != life.package.digest:
+            self._measured = (life.package.digest, Durations(life.scheduler.executor))
         self.attempts.serving = serving = Serving(
-            life.generation, life.package, life.vocabulary, life.scheduler, self.limits, self._tenants,
-            self.attempts.registry, self._outbox, self._recorder, self._seed,
-        )  # fmt: skip
+            life.generation, life.package, life.vocabulary, life.scheduler, self._measured[1], self._lasting
+        )
         self.trial = Trial(stages_of(life.package.golden, serving.profiles))
 
     def _advance_trial(self, serving: Serving, trial: Trial, now_ns: int, out: Actions) -> None:
         """Begin the next stage when one is over; at the end the board is Ready, or it is not."""
-        if not trial.stage_over:
-            return
         if not trial.done and not self.control.stopping:
             stage = trial.next_stage()
             if self.life.state is ModelState.WARMING:
@@ -352,7 +352,10 @@ class Engine:
                 seq = self.attempts.registry.create(request, self.life.generation, now_ns)
                 assert seq is not None
                 trial.started(seq, case, tokens)
-                serving.wait(seq, prompt_of(case), tokens, first=True)
+                if isinstance(size := serving.admission.size(len(case.prompt_token_ids), tokens), RejectInvalid):
+                    self.attempts.fail(seq, size.error, now_ns, out)
+                else:
+                    serving.wait(seq, prompt_of(case), tokens, first=True)
             return
         self.trial = None
         serving.use(serving.profiles)

@@ -238,7 +238,8 @@ class Lifecycle:
         """Take the plan's step. `drain_expired`: the job was all that a drain waited for."""
         self._note_fault(plan.kind, plan.detail, now_ns, out)
         if plan.event is None:
-            self.fault = self.fault_detail = None
+            if self.state is not _M.WARMING:
+                self.fault = self.fault_detail = None
             return
         self.wants_reset = plan.wants_reset
         self.step = self._load = None

@@ -7,6 +7,7 @@ sequences that are thereby over.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,18 @@ class Ended(NamedTuple):
     reason: FinishReason | None
 
 
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """What outlives generations; `seed` is for requests that bring none."""
+
+    limits: DeviceLimits
+    tenants: tuple[TenantConfig, ...]
+    registry: RequestRegistry
+    outbox: Outbox
+    recorder: Recorder
+    seed: int
+
+
 class Serving:
     """One generation's machinery; a new generation gets a new one."""
 
@@ -59,17 +72,13 @@ class Serving:
         package: Package,
         vocabulary: Sequence[bytes],
         config: SchedulerConfig,
-        limits: DeviceLimits,
-        tenants: tuple[TenantConfig, ...],
-        registry: RequestRegistry,
-        outbox: Outbox,
-        recorder: Recorder,
-        seed: int,
+        durations: Durations,
+        lasting: Lasting,
     ) -> None:
-        manifest = package.manifest
+        manifest, limits = package.manifest, lasting.limits
         self.generation, self.config = generation, config
         self.vocab_size = manifest.tokenizer.vocab_size
-        self._registry, self._recorder = registry, recorder
+        self._registry, self._recorder = lasting.registry, lasting.recorder
         admission = config.admission
         max_tokens = admission.max_kv_tokens or manifest.lanes * manifest.context
         max_sequences = admission.max_sequences or manifest.lanes
@@ -78,9 +87,9 @@ class Serving:
         self._prefill_profile = manifest.profile(1)
         self.buffers = Buffers(limits.output_buffers, self.profiles[-1].compiled_batch)
         self.inflight = Inflight(config.executor, limits.max_inflight, limits.output_buffers)
-        self.durations = Durations(config.executor)
+        self.durations = durations
         self.arbiter = Arbiter(config.queues)
-        self.fair = FairQueue(tenants, config.fairness.cost_decode_weight)
+        self.fair = FairQueue(lasting.tenants, config.fairness.cost_decode_weight)
         cut = proven_cut(manifest, config.executor.max_prefill_tokens_per_job)
         self.prefill = PrefillQueues(config.queues, cut)
         self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY])
@@ -89,7 +98,7 @@ class Serving:
             max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.limit
         )
         self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
-        self.answers = Answers(outbox, vocabulary, manifest.tokenizer.eos_token_ids, seed)
+        self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed)
         self.hold_ns: int | None = None
         """A step that waits for more sequences is due then."""
         self._positions = np.arange(manifest.context, dtype=np.int32)

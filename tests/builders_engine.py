@@ -249,6 +249,8 @@ class Driver:
             self._feeding = False
         if self.engine.serving is not None:
             assert self.engine.serving.kv.invariants() == []
+        wakeup = self.engine.next_wakeup_ns()
+        assert wakeup is None or wakeup > self.now, "a wake-up that never passes is a busy loop"
 
     def command(self, kind: type[Any], **fields: Any) -> None:
         self.seq += 1

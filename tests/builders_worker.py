@@ -128,7 +128,8 @@ class WorkerProcess:
         fleet.supervisor_socket.unlink(missing_ok=True)
         socket.bind(f"ipc://{fleet.supervisor_socket}")
         self.supervisor = Peer(socket)
-        self.process = spawn_worker(fleet, board, death_fd)
+        with (fleet.path.parent / "worker.log").open("a") as log:
+            self.process = spawn_worker(fleet, board, death_fd, stderr=log)
 
     def report(self, condition: Callable[[wire.WorkerReport], object] = lambda _: True) -> wire.WorkerReport:
         """The next report that meets the condition."""
@@ -162,7 +163,7 @@ class WorkerProcess:
         """Kill what is left."""
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate()
+        self.process.wait()
         self.context.destroy(linger=0)
 
 
@@ -177,12 +178,12 @@ def a_fleet(folder: Path, package: Path, trusted_key: Path, **sections: Any) -> 
     return load_fleet(path)
 
 
-def spawn_worker(fleet: Fleet, board: str, death_fd: int | None = None) -> subprocess.Popen[str]:
-    """A worker process of the fleet, its stderr captured."""
+def spawn_worker(fleet: Fleet, board: str, death_fd: int | None = None, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A worker process of the fleet."""
     environment = {**os.environ, **({"CALCULET_DEATH_FD": str(death_fd)} if death_fd is not None else {})}
     command = [sys.executable, "-m", "calculet_worker", "run", "--config", str(fleet.path), "--board", board]
     passed = (death_fd,) if death_fd is not None else ()
-    return subprocess.Popen(command, env=environment, pass_fds=passed, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(command, env=environment, pass_fds=passed, stderr=stderr, text=True, start_new_session=True)
 
 
 def a_submit(report: wire.WorkerReport, counter: int, prompt: Prompt, **overrides: Any) -> wire.Submit:

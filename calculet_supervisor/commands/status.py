@@ -14,6 +14,8 @@ from calculet_supervisor.commands.common import ask, config_option, open_fleet
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from calculet_core.shell.fleet import Fleet
+
 WATCH_S = 1.0
 COLUMNS = 100
 """Width of the table where the terminal does not tell."""
@@ -29,32 +31,41 @@ STATE_STYLES = {"READY": "green", "FAILED": "red", "RECOVERING": "yellow", "DRAI
 def status(config: Path, as_json: bool, watch: bool) -> None:
     """Show boards, workers, generations, lanes, queues and routers."""
     fleet = open_fleet(config)
-    answer = ask(fleet, "status")
-    if as_json:
-        while True:
-            answer.pop("ok")
-            click.echo(json.dumps(answer, indent=None if watch else 2))
-            if not watch:
-                return
-            time.sleep(WATCH_S)
-            answer = ask(fleet, "status")
-    from rich.console import Console
+    try:
+        if as_json:
+            _print_json(fleet, watch)
+        else:
+            _print_table(fleet, watch)
+    except KeyboardInterrupt:
+        return
 
-    console = Console(highlight=False, soft_wrap=False)
+
+def _print_json(fleet: Fleet, watch: bool) -> None:
+    """Once, indented; or an object a line, every second."""
+    while True:
+        answer = ask(fleet, "status")
+        del answer["ok"]
+        click.echo(json.dumps(answer, indent=None if watch else 2))
+        if not watch:
+            return
+        time.sleep(WATCH_S)
+
+
+def _print_table(fleet: Fleet, watch: bool) -> None:
+    answer = ask(fleet, "status")
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=COLUMNS)
     if not watch:
         console.print(render(answer))
         return
-    from rich.live import Live
-
-    try:
-        with Live(render(answer), console=console, auto_refresh=False) as live:
-            while True:
-                time.sleep(WATCH_S)
-                live.update(render(ask(fleet, "status")), refresh=True)
-    except KeyboardInterrupt:
-        return
+    with Live(render(answer), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(render(ask(fleet, "status")), refresh=True)
 
 
 def render(answer: dict[str, Any]) -> Group:

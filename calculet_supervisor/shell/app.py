@@ -92,7 +92,7 @@ class Supervisor:
         self._ended: asyncio.Future[bool] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._publishing: Publish | None = None
-        self._decision_due = False
+        self._sees = self._decision_due = False
         self._wakeup: asyncio.TimerHandle | None = None
         self._told: dict[str, Any] = {}
         self._performers: dict[type[Any], Callable[[Any], None]] = {
@@ -105,6 +105,7 @@ class Supervisor:
         """Supervise until a signal, or until the keeper is gone."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._end, False)
+        self._loop.set_exception_handler(self._unhandled)
         launcher = await self._find_launcher()
         watch_death_pipe(lambda: self._end(True))
         self._launcher = launcher
@@ -114,16 +115,17 @@ class Supervisor:
         control = await serve_control(self.fleet.control_socket, Verbs(self).table())
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(self.view.version))
-        tasks = [self._loop.create_task(_every(TICK_S, self._tick))]
+        self._sees = True
+        self._every(TICK_S, self._tick)
         if watchdog := watchdog_interval_s():
-            tasks.append(self._loop.create_task(_every(watchdog, lambda: sd_notify("WATCHDOG=1"))))
+            self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
         log.info("supervises boards=%d alive=%d view=%d", len(self._placements), len(self.sightings.boards), self.view.version)
         sd_notify("READY=1")
         keeper_gone = False
         try:
             keeper_gone = await self._ended
         finally:
-            for task in (*tasks, *self._tasks):
+            for task in self._tasks:
                 task.cancel()
             control.close()
             metrics.close()
@@ -145,6 +147,17 @@ class Supervisor:
         if not self._ended.done():
             log.info("ends: %s", "the keeper is gone" if keeper_gone else "told to; workers live on")
             self._ended.set_result(keeper_gone)
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A bug ends this process: its successor sees everything afresh, which is better than to go on half blind."""
+        error = context.get("exception") or RuntimeError(context.get("message"))
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _every(self, period_s: float, work: Callable[[], object]) -> None:
+        if not self._ended.done():
+            self._loop.call_later(period_s, self._every, period_s, work)
+            work()
 
     # ---------------------------------------------------------------- what is wanted
     def wish(self, board: str) -> BoardWish:
@@ -218,8 +231,8 @@ class Supervisor:
 
     def _decide(self) -> None:
         self._decision_due = False
-        if self._ended.done():
-            return
+        if not self._sees or self._ended.done():
+            return  # before the launcher's list, a living worker would look like none
         actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), time.monotonic_ns())
         for action in actions:
             self._performers[type(action)](action)
@@ -311,15 +324,6 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an action failed and will be decided again: %s", error, exc_info=error)
-
-
-async def _every(period_s: float, work: Callable[[], object]) -> None:
-    while True:
-        try:
-            work()
-        except Exception:
-            log.exception("a periodic task failed")
-        await asyncio.sleep(period_s)
 
 
 def placements(fleet: Fleet, packages: dict[str, Package]) -> dict[str, Placement]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -24,6 +25,8 @@ PR_SET_CHILD_SUBREAPER = 36
 LOG_BYTES = 16 << 20
 """A log above it is put aside as NAME.1 at the next start of its process."""
 TAIL_BYTES = 4096
+LOG_PREFIX = re.compile(r"^(\d\d:\d\d:\d\d\.\d{3} )?[DIWEC] \S+ ")
+"""Of `calculet_core.shell.logs`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,14 +42,14 @@ class Child:
     started_s: float = field(default_factory=time.monotonic)
 
     def last_words(self) -> str:
-        """The last line it wrote, for a one-line message; empty when it wrote nothing."""
+        """The last line it wrote, without its time and level, for a one-line message; empty when it wrote nothing."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
         except OSError:
             return ""
-        return next((line for line in reversed(lines) if line), "")
+        return LOG_PREFIX.sub("", next((line for line in reversed(lines) if line), ""))
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
         """Send a signal; a child that is not reaped yet keeps its id, so this never hits a stranger."""

@@ -161,8 +161,9 @@ async def open_store(path: Path) -> Store:
         connection = await asyncio.get_running_loop().run_in_executor(thread, _open, path)
     except sqlite3.Error as error:
         thread.shutdown()
+        what = " ".join(str(error).split())
         raise ConfigError(
-            f"{path}: not a usable database: {error}. Restore it from a backup; or move it away: operators' drains, stops and "
+            f"{path}: not a usable database: {what}. Restore it from a backup; or move it away: operators' drains, stops and "
             "the audit log are then forgotten, while generations and versions go on above what the fleet view shows"
         ) from None
     except ConfigError:

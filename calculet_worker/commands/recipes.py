@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-GOLDEN_TEXTS = {"one": "a", "hello": "Hello, board.", "longer": "The quick brown fox jumps over the lazy dog. " * 3}
+GOLDEN_TEXTS = {"one": "a", "hello": "Hello, board.", "longer": "The quick brown fox jumps over the lazy dog."}
 GOLDEN_TOKENS, GOLDEN_MIN_MARGIN = 8, 0.25
 """Few, since a board runs them before it serves; simulated margins are above 0.5, so every token is compared."""
 

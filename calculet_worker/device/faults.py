@@ -33,7 +33,7 @@ Site = tuple[Hook, JobKind | None]
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="fault", kw_only=True):
-    """Base. Fires at the visits `at` (counted from 0 at each site) and at a share `rate` of all others."""
+    """Base. Fires at the visits `at`, counted from 0 at each site (prefill and decode jobs apart), and at a share `rate` of all."""
 
     hook: ClassVar[Hook]
     rate: Annotated[float, Meta(ge=0, le=1)] = 0.0

@@ -17,10 +17,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from calculet_core.artifact import Manifest, Package
-from calculet_core.batches import InactiveMode
+from calculet_core.artifact import Package
 from calculet_core.clock import MS, S
 from calculet_core.jobs import (
     ChipTelemetry,
@@ -37,39 +34,14 @@ from calculet_core.jobs import (
 )
 from calculet_worker.device.base import DeviceLimits, Inspection
 from calculet_worker.device.sim_chip import BEHIND_C, NOMINAL_MHZ, POWER_MODES, Chip
-from calculet_worker.device.sim_rule import Floats, Ints, SimProfile, TokenRule, profile_of, reference_tokens
+from calculet_worker.device.sim_graph import BUFFERS_PER_ENGINE, EMPTY, Buffer, Graph, Input
+from calculet_worker.device.sim_rule import SimProfile, reference_tokens
 
 __all__ = ["EMPTY", "SimBoard", "reference_tokens"]
 
-EMPTY = -1
-"""What a lane holds at a position that it was never given."""
-MAX_ENGINES, BUFFERS_PER_ENGINE = 2, 2
-FEW = 64
-"""Up to here plain Python is quicker than numpy."""
+MAX_ENGINES = 2
 LIFE_STEP_NS = 100 * MS
 """How often a busy board's chips are looked after."""
-
-
-class _Buffer:
-    """An output buffer: noise, and what a job has lifted above it."""
-
-    __slots__ = ("id", "job_id", "logits", "rows", "tokens")
-
-    def __init__(self, number: int, rows: int, noise: Floats) -> None:
-        self.id, self.job_id = number, 0
-        self.logits: Floats = np.tile(noise, (rows, 1))
-        self.rows: list[int] = []
-        self.tokens: list[int] = []
-
-
-@dataclass(slots=True)
-class _Input:
-    """The rows of a job that carry a sequence."""
-
-    lanes: list[int]
-    token_ids: Ints
-    positions: Ints
-    rows: list[int]
 
 
 @dataclass(slots=True)
@@ -81,132 +53,10 @@ class _Flight:
     lanes: list[int]
     done_ns: int
     timings: JobTimings
-    buffer: _Buffer
+    buffer: Buffer
     logits: Any
     seen: tuple[bytes, ...]
     """The input as it was submitted."""
-
-
-class _Graph:
-    """A configured artifact with its lanes and buffers."""
-
-    def __init__(self, manifest: Manifest, generation: int, first_buffer: int) -> None:
-        self.manifest, self.generation = manifest, generation
-        self.profile = profile_of(manifest)
-        self.rule = TokenRule(manifest, self.profile)
-        self.modes = {p.compiled_batch: p.inactive_policy.mode if p.inactive_policy else None for p in manifest.profiles}
-        self.step_ns = {size: self.profile.step_ns(size) for size in self.modes}
-        self.tokens: Ints = np.full((manifest.lanes, manifest.context), EMPTY, np.int32)
-        self.lengths = [0] * manifest.lanes
-        self.digests = [0] * manifest.lanes
-        self.scars = [0] * manifest.lanes
-        self.noise = self.rule.noise(manifest.tokenizer.vocab_size)
-        self.top = float(self.noise.max())
-        count, rows = self.profile.engines * BUFFERS_PER_ENGINE, max(self.modes)
-        self.buffers = [_Buffer(first_buffer + index, rows, self.noise) for index in range(count)]
-
-    # ---------------------------------------------------------------- input
-    def read(self, job: Job) -> _Input | ReturnCode:
-        """The rows of a job that carry a sequence, or why the job does not fit the graph."""
-        valid = job.lane_valid
-        for array in (job.lanes, job.token_ids, job.positions):
-            if not isinstance(array, np.ndarray) or array.dtype != np.int32:
-                return ReturnCode.INVALID_DTYPE
-        if valid is not None and (not isinstance(valid, np.ndarray) or valid.dtype != np.uint8):
-            return ReturnCode.INVALID_DTYPE
-        if not self._shapes_fit(job):
-            return ReturnCode.INVALID_SHAPE
-        lanes, count = job.lanes.tolist(), len(job.token_ids)
-        rows = list(range(count)) if valid is None or valid.all() else valid.nonzero()[0].tolist()
-        if job.kind is JobKind.DECODE and len(rows) < count:
-            lanes = [lanes[row] for row in rows]
-            found = _Input(lanes, job.token_ids[rows], job.positions[rows], rows)
-        else:
-            found = _Input(lanes, job.token_ids, job.positions, rows)
-        manifest = self.manifest
-        fits = (
-            min(lanes) >= 0
-            and max(lanes) < manifest.lanes
-            and len(set(lanes)) == len(lanes)
-            and _within(found.token_ids, manifest.tokenizer.vocab_size)
-            and _within(found.positions, manifest.context)
-        )
-        return found if fits else ReturnCode.INVALID_SHAPE
-
-    def _shapes_fit(self, job: Job) -> bool:
-        batch, shape, valid = job.profile.compiled_batch, job.token_ids.shape, job.lane_valid
-        if batch not in self.modes or len(shape) != 1 or not shape[0] or job.positions.shape != shape:
-            return False
-        if job.kind is JobKind.PREFILL:
-            return job.lanes.shape == (1,) and valid is None
-        if job.lanes.shape != shape or (valid is not None and valid.shape != shape):
-            return False
-        if self.modes[batch] is InactiveMode.COMPACT:
-            return shape[0] <= batch and (valid is None or bool(valid.all()))
-        return shape[0] == batch and (batch == 1 if valid is None else bool(valid.any()))
-
-    # ---------------------------------------------------------------- content
-    def write(self, lane: int, tokens: Ints, positions: Ints) -> None:
-        """A prompt's tokens, where they belong or not."""
-        length, count = self.lengths[lane], len(tokens)
-        if int(positions[0]) == length and (count == 1 or bool((positions[1:] - positions[:-1] == 1).all())):
-            self.tokens[lane, length : length + count] = tokens
-            self.lengths[lane] += count
-            self.digests[lane] += self.rule.traces(tokens, length)
-            return
-        for token, position in zip(tokens.tolist(), positions.tolist(), strict=True):
-            self.misplace(lane, token, position)
-
-    def append(self, lane: int, token: int, position: int) -> None:
-        """One token."""
-        if position != self.lengths[lane]:
-            self.misplace(lane, token, position)
-            return
-        self.tokens[lane, position] = token
-        self.lengths[lane] = position + 1
-        self.digests[lane] += self.rule.trace(token, position)
-
-    def misplace(self, lane: int, token: int, position: int) -> None:
-        """A token that overwrites or leaves a hole: the digest is worked out anew from all that is there."""
-        old = int(self.tokens[lane, position])
-        if old != EMPTY:
-            self.scars[lane] += self.rule.trace(old, position)
-        self.tokens[lane, position] = token
-        self.lengths[lane] = length = max(self.lengths[lane], position + 1)
-        self.digests[lane] = self.rule.traces(self.tokens[lane, :length], 0) + self.scars[lane]
-
-    def clear(self, lane: int) -> None:
-        """The lane is empty."""
-        self.tokens[lane, : self.lengths[lane]] = EMPTY
-        self.lengths[lane] = self.digests[lane] = self.scars[lane] = 0
-
-    # ---------------------------------------------------------------- output
-    def compute(self, job: Job, given: _Input, buffer: _Buffer) -> Any:
-        """Write the tokens into the lanes; a read-only view of `buffer` with the logits, or None."""
-        lanes, rows, tokens = given.lanes, given.rows, given.token_ids.tolist()
-        if job.kind is JobKind.PREFILL:
-            self.write(lanes[0], given.token_ids, given.positions)
-            if not job.want_logits:
-                return None
-            rows, tokens = [0], tokens[-1:]
-        else:
-            for lane, token, position in zip(lanes, tokens, given.positions.tolist(), strict=True):
-                self.append(lane, token, position)
-        logits, best = buffer.logits, []
-        for row, lane, last in zip(rows, lanes, tokens, strict=True):
-            token, margin = self.rule.next_token(self.digests[lane], last)
-            logits[row, token] = self.top + margin
-            best.append(token)
-        buffer.rows, buffer.tokens = rows, best
-        view = logits[: 1 if job.kind is JobKind.PREFILL else len(job.token_ids)]
-        view.flags.writeable = False
-        return view
-
-    def restore(self, buffer: _Buffer) -> None:
-        """Nothing but noise again."""
-        for row, token in zip(buffer.rows, buffer.tokens, strict=True):
-            buffer.logits[row, token] = self.noise[token]
-        buffer.rows, buffer.tokens = [], []
 
 
 class SimBoard:
@@ -224,11 +74,11 @@ class SimBoard:
         self._random = random.Random(seed)
         mode = POWER_MODES[versions.power_mode or "balanced"]
         self._chips = [Chip(ambient_c + BEHIND_C * index, mode) for index in range(versions.chips or 1)]
-        self._graph: _Graph | None = None
+        self._graph: Graph | None = None
         self._closed = False
         self._flights: list[_Flight] = []
-        self._free: list[_Buffer] = []
-        self._leases: dict[int, tuple[_Buffer, _Graph]] = {}
+        self._free: list[Buffer] = []
+        self._leases: dict[int, tuple[Buffer, Graph]] = {}
         """By buffer; a reset does not end them."""
         self._engine_free_ns = {EngineBank.PING: 0, EngineBank.PONG: 0}
         self._slowest_mhz = min(chip.frequency_mhz for chip in self._chips)
@@ -275,7 +125,7 @@ class SimBoard:
             return ReturnCode.DEVICE_BUSY
         if manifest.backend != "sim" or manifest.capacity.reserved_bytes > self._dram_bytes:
             return ReturnCode.OTHER
-        graph = _Graph(manifest, generation, self._next_buffer)
+        graph = Graph(manifest, generation, self._next_buffer)
         self._next_buffer += len(graph.buffers)
         self._graph, self._free = graph, list(graph.buffers)
         return ReturnCode.OK
@@ -409,14 +259,14 @@ class SimBoard:
         return Completion(job.job_id, job.generation, status, logits, flight.engine, flight.timings, buffer.id)
 
     # ---------------------------------------------------------------- time
-    def _timings(self, graph: _Graph, job: Job, given: _Input) -> JobTimings:
+    def _timings(self, graph: Graph, job: Job, given: Input) -> JobTimings:
         profile = graph.profile
         if job.kind is JobKind.PREFILL:
             compute = float(profile.prefill_base_ns + profile.prefill_token_ns * len(job.token_ids))
         else:
             compute = float(graph.step_ns[job.profile.compiled_batch])
             if profile.decode_context_ns:
-                compute += profile.decode_context_ns * sum(given.positions.tolist())
+                compute += profile.decode_context_ns * sum(given.positions)
         if profile.jitter:
             compute *= 1 + profile.jitter * (2 * self._random.random() - 1)
         return JobTimings(profile.h2d_ns, int(compute * NOMINAL_MHZ / self._slowest_mhz), profile.d2h_ns)
@@ -444,14 +294,6 @@ class SimBoard:
         for chip in self._chips:
             chip.live(passed_ns / S, busy_ns / passed_ns)
         self._slowest_mhz = min(chip.frequency_mhz for chip in self._chips)
-
-
-def _within(values: Ints, end: int) -> bool:
-    """Whether all values are in [0, end)."""
-    if len(values) <= FEW:
-        few: list[int] = values.tolist()
-        return min(few) >= 0 and max(few) < end
-    return bool(values.min() >= 0 and values.max() < end)
 
 
 def _bytes_of(job: Job) -> tuple[bytes, ...]:

@@ -9,6 +9,7 @@ routers send its requests elsewhere, and the supervisor starts it again.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -128,15 +129,15 @@ class Worker:
         loop = self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[tuple[int, str]] = loop.create_future()
         loop.set_exception_handler(self._unhandled)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
         threading.excepthook = lambda args: loop.call_soon_threadsafe(self._bug, args.exc_value)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._executor = Executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
         self._data: Link = bind_router(context, self._data_path, self._from_router)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
-        metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(time.monotonic_ns()))
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
+        metrics = await serve_metrics(metrics_path, self._exposition)
         watch_death_pipe(lambda: self._end(ExitCode.OK, "the keeper is gone"))
         ticking = [loop.create_task(self._every(HOUSEKEEPING_S, self._housekeeping))]
         ticking.append(loop.create_task(self._every(self._fleet.config.supervision.heartbeat_ms / 1000, self._heartbeat)))
@@ -353,6 +354,9 @@ class Worker:
             self._handle(RouterLost(router, reason))
         self._journal.flush()
 
+    def _exposition(self) -> bytes:
+        return self._telemetry.exposition(time.monotonic_ns(), self._executor.busy_ns())
+
     # ---------------------------------------------------------------- edges
     def _asked_to_stop(self, name: str) -> None:
         """The first signal drains, the second ends at once."""
@@ -388,6 +392,7 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
         keys = load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])
         worker = Worker(fleet, board, epoch, open_device(board, fleet.config.fault_injection), keys)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.freeze()  # a full collection over all that was imported takes longer than a decode step
         code, reason = uvloop.new_event_loop().run_until_complete(worker.run())
     except Exception as error:
         code, reason = exit_code_of(error), str(error)

@@ -45,6 +45,7 @@ class Executor:
         self._deadlines: dict[int, int] = {}
         self._unproven: set[int] = set()
         """Jobs reported lost whose end nobody has seen."""
+        self._busy = _BusyClock()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
@@ -56,6 +57,7 @@ class Executor:
         self._deadlines[job_id] = action.deadline_ns  # before: it may complete before `submit` has returned
         answer = self._device.submit(action.job, action.engine)
         if isinstance(answer, JobHandle):
+            self._busy.change(1)
             self._inbox.put(_nothing)
             return JobSubmitted(job_id, answer.engine)
         self._deadlines.pop(job_id, None)
@@ -64,6 +66,10 @@ class Executor:
     def perform(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> None:
         """Queue an action that may block; its answer is delivered."""
         self._inbox.put(lambda: self._deliver(self._answer(action)))
+
+    def busy_ns(self) -> int:
+        """How long at least one job was out, from its submission to its completion's arrival here."""
+        return self._busy.change(0)
 
     def stop(self, timeout_s: float) -> bool:
         """End the thread and close the device; False when it is stuck in the device, which only the process's end can help."""
@@ -96,7 +102,8 @@ class Executor:
             log.exception("device: waiting failed")
             found = ReturnCode.OTHER
         if not isinstance(found, ReturnCode):
-            self._deadlines.pop(found.job_id, None)
+            if self._deadlines.pop(found.job_id, None) is not None:
+                self._busy.change(-1)
             self._unproven.discard(found.job_id)
             self._deliver(JobCompleted(found))
         elif found == ReturnCode.TIMEOUT:
@@ -111,6 +118,7 @@ class Executor:
 
     def _lose(self, job_id: int, rc: ReturnCode) -> None:
         if self._deadlines.pop(job_id, None) is not None:
+            self._busy.change(-1)
             self._unproven.add(job_id)
             self._deliver(JobLost(job_id, int(rc)))
 
@@ -121,6 +129,7 @@ class Executor:
             return DeviceUnconfigured(action.generation, self._code(self._device.reset_configuration))
         rc = self._code(self._device.reset)
         if rc == ReturnCode.OK:
+            self._busy.change(-len(self._deadlines))
             self._deadlines.clear()
             self._unproven.clear()
         return DeviceReset(rc)
@@ -141,6 +150,24 @@ class Executor:
         except Exception:
             log.exception("device: an operation failed")
             return ReturnCode.OTHER
+
+
+class _BusyClock:
+    """Adds up the time in which at least one job is out; both threads move it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._out = self._busy_ns = self._at_ns = 0
+
+    def change(self, jobs: int) -> int:
+        """So many more jobs are out from now on; the busy time up to now."""
+        with self._lock:
+            now = time.monotonic_ns()
+            if self._out > 0:
+                self._busy_ns += now - self._at_ns
+            self._out += jobs
+            self._at_ns = now
+            return self._busy_ns
 
 
 def _nothing() -> None:

@@ -22,7 +22,7 @@ class Telemetry:
     def __init__(self, board: str, engine: Engine, device: Device, armed: bool) -> None:
         self._engine, self._device, self._armed = engine, device, armed
         self._metric = Collectors("worker", board=board)
-        self._busy_until_ns = 0
+        self._busy_told_ns = 0
         self._counters: dict[str, Callable[[Event], None]] = {
             history.ATTEMPT_ADMITTED: self._admitted,
             history.ATTEMPT_DONE: self._attempt_done,
@@ -63,9 +63,6 @@ class Telemetry:
         kind, result = data["kind"], data["result"]
         metric("calculet_worker_jobs", kind=kind, result=result).inc()
         metric("calculet_worker_turns", queue=data["queue"]).inc()
-        # Jobs may overlap: only time that no earlier job has covered is added.
-        metric("calculet_worker_device_busy_seconds").inc(max(0, event.t - max(data["since"], self._busy_until_ns)) / S)
-        self._busy_until_ns = max(self._busy_until_ns, event.t)
         if result != "ok":
             return
         metric("calculet_worker_step_seconds", kind=kind).observe(data["ns"] / S)
@@ -79,9 +76,11 @@ class Telemetry:
             self._metric("calculet_worker_cancel_to_free_seconds").observe(since / S)
 
     # ---------------------------------------------------------------- gauges
-    def exposition(self, now_ns: int) -> bytes:
-        """The scrape's text, with every gauge as it is now."""
+    def exposition(self, now_ns: int, busy_ns: int) -> bytes:
+        """The scrape's text, with every gauge as it is now; `busy_ns` is how long the device has had a job so far."""
         metric, gauges = self._metric, self._engine.gauges(now_ns)
+        metric("calculet_worker_device_busy_seconds").inc((busy_ns - self._busy_told_ns) / S)
+        self._busy_told_ns = busy_ns
         metric("calculet_worker_waiting_requests").set(gauges.queue_depth["waiting"])
         metric("calculet_worker_waiting_prompt_tokens").set(gauges.waiting_tokens)
         metric("calculet_worker_kv_violations").set(gauges.kv_violations)

@@ -70,7 +70,7 @@ def test_the_limits_allow_at_least_one_job_and_its_output(board: Board) -> None:
 
 # ------------------------------------------------------------------------------------------------ content
 def test_a_prompt_and_its_steps_give_the_reference_tokens(backend: Backend, board: Board) -> None:
-    for lane, length in ((0, 1), (3, 15), (1, 16), (2, 17), (7, 300)):
+    for lane, length in ((0, 1), (3, 15), (1, 16), (2, 17), (7, 130)):
         prompt = a_prompt(length, seed=length)
         answer = board.generate(lane, prompt, 6)
         board.release(lane)
@@ -80,13 +80,13 @@ def test_a_prompt_and_its_steps_give_the_reference_tokens(backend: Backend, boar
 
 
 def test_sequences_of_mixed_lengths_do_not_disturb_each_other(board: Board) -> None:
-    prompts = {lane: a_prompt(3 + 17 * lane, seed=lane) for lane in range(7)}
+    prompts = {lane: a_prompt(3 + 7 * lane, seed=lane) for lane in range(7)}
     alone = {}
     for lane, prompt in prompts.items():
-        alone[lane] = board.generate(lane, prompt, 5)
+        alone[lane] = board.generate(lane, prompt, 4)
         board.release(lane)
     answers = {lane: [board.prefill(lane, prompt)] for lane, prompt in prompts.items()}
-    for step in range(4):
+    for step in range(3):
         order = list(prompts) if step % 2 else list(reversed(prompts))
         for lane, token in board.decode({lane: answers[lane][-1] for lane in order}).items():
             answers[lane].append(token)
@@ -109,9 +109,9 @@ def test_rows_without_a_sequence_write_nothing(board: Board) -> None:
 def test_a_prompt_in_pieces_is_the_whole_prompt(board: Board) -> None:
     proof = board.package.manifest.abilities.get("incremental_prefill")
     cut = proof.granularity if proof and proof.granularity else 50
-    whole = board.prefill(0, a_prompt(3 * cut + 5))
+    whole = board.prefill(0, a_prompt(2 * cut + 5))
     board.release(0)
-    assert board.prefill(0, a_prompt(3 * cut + 5), (cut, 2 * cut)) == whole
+    assert board.prefill(0, a_prompt(2 * cut + 5), (cut, 2 * cut)) == whole
 
 
 def test_a_released_lane_is_as_good_as_new(board: Board) -> None:

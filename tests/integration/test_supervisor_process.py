@@ -114,9 +114,11 @@ def shared(started: StubFleet) -> StubFleet:
     """One running fleet for all tests that leave it able to serve; what the last one did to it is forgiven."""
     for board in started.boards:
         started.tell(board, "")
-        if started.row(board)["failures"]:
+        row = started.row(board)
+        if row["failures"]:
             started.do("restart", board)
-        started.until_row(board, lambda row: row["state"] == "READY" and not row["failures"], "whole again")
+            started.ready(board, row["epoch"] or 0)
+        started.ready(board)
     return started
 
 
@@ -229,6 +231,7 @@ def test_what_a_dead_worker_leaves_in_its_group_is_killed_with_it(shared: StubFl
     shared.kill("worker", "board0")
     psutil.wait_procs([child], timeout=10)
     assert not child.is_running()
+    shared.ready("board0", epoch + 1)
 
 
 def test_up_ends_with_78_when_every_worker_says_that_the_configuration_is_wrong(fleet: StubFleet) -> None:

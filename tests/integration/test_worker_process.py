@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -290,3 +291,36 @@ def test_a_profile_that_the_manifest_does_not_have_stops_the_start(tmp_path: Pat
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 78
     assert "scheduler.yaml: $.batch.profiles[1]: B7 is not in manifest" in errors
+
+
+def test_a_board_that_hangs_is_reset_by_permission_and_serves_as_a_new_generation(tmp_path: Path, packages: Packages) -> None:
+    scheduler = {
+        "schema": "calculet-scheduler/v1", "model_alias": "toy", "executor": {"job_timeout_min_ms": 200, "job_timeout_factor": 2.0},
+    }  # fmt: skip
+    (tmp_path / "scheduler.yaml").write_text(json.dumps(scheduler))
+    package = packages.get("sim-batch")
+    fleet = a_fleet(
+        tmp_path, package, packages.key.with_suffix(".pub"), fault_injection=True,
+        boards=[{"name": "board0", "device": "sim", "options": {"faults": [{"fault": "wait_timeout", "at": [100], "job": "decode"}]}}],
+        models=[{"alias": "toy", "package": str(package), "scheduler": "scheduler.yaml"}],
+    )  # fmt: skip
+    worker = WorkerProcess(fleet)
+    try:
+        report = worker.load()
+        router = worker.router(report.endpoint)
+        lost = a_submit(report, 1, PROMPT, max_new_tokens=400)
+        router.send(lost)
+        ended = pieces_of(router, lost.request_id)[-1]
+        assert ended.error is not None
+        assert ended.error.code == "model_recovering"
+        asking = worker.report(lambda report: report.wants_reset)
+        assert (asking.state, asking.fault) == ("RECOVERING", "wait_timeout")
+        worker.supervisor.send(wire.GrantReset(2, 2))
+        report = worker.report(lambda report: report.state == "READY" and report.generation == 2)
+        again = a_submit(report, 2, PROMPT)
+        router.send(again)
+        assert pieces_of(router, again.request_id)[-1].finish == "length"
+        assert metric(fleet, 'calculet_worker_resets_total{board="board0"}') == 1
+        assert metric(fleet, 'calculet_worker_fault_injection_armed{board="board0"}') == 1
+    finally:
+        worker.close()

@@ -12,7 +12,7 @@ CORE = "calculet_core"
 PRODUCTS = ("calculet_worker", "calculet_router", "calculet_supervisor", "calculet_perf")
 IO_ROOMS = ("shell", "device", "commands")
 IO_FILES = ("cli.py", "__main__.py")
-PURE_IN_DEVICE = tuple(f"calculet_worker/device/{name}.py" for name in ("base", "sim_board", "sim_chip", "sim_rule"))
+PURE_IN_DEVICE = tuple(f"calculet_worker/device/{name}.py" for name in ("base", "sim_board", "sim_chip", "sim_graph", "sim_rule"))
 IO_MODULES = {
     "asyncio", "concurrent", "fcntl", "http", "httptools", "io", "logging", "mmap", "multiprocessing", "os", "pathlib", "psutil",
     "select", "selectors", "shutil", "signal", "socket", "socketserver", "sqlite3", "ssl", "subprocess", "tempfile", "threading",

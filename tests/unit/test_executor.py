@@ -125,6 +125,22 @@ def test_a_refused_job_is_not_waited_for(executor: Executor, board: ScriptedBoar
     assert board.waits == 0
 
 
+def test_only_the_time_with_a_job_out_is_busy(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    assert executor.busy_ns() == 0
+    start = time.monotonic_ns()
+    executor.submit(a_submission(1))
+    executor.submit(a_submission(2, in_ns=20 * MS))
+    delivered.get(timeout=DEADLINE_S)
+    assert executor.busy_ns() >= 20 * MS
+    board.outcomes.put(a_completion(2))
+    board.outcomes.put(a_completion(1))
+    delivered.get(timeout=DEADLINE_S)
+    delivered.get(timeout=DEADLINE_S)
+    busy = executor.busy_ns()
+    assert busy <= time.monotonic_ns() - start
+    assert executor.busy_ns() == busy
+
+
 def test_an_idle_thread_sleeps(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
     executor.submit(a_submission(1))
     board.outcomes.put(a_completion(1))

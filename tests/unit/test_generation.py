@@ -83,6 +83,10 @@ def test_a_wrong_token_in_a_golden_case_means_not_ready() -> None:
     assert "READY" not in states(driver)
 
 
+def test_a_golden_case_that_does_not_fit_the_budget_fails_the_load_instead_of_waiting_for_ever() -> None:
+    failed(Driver(scheduler=a_scheduler(admission={"max_kv_tokens": 5})), "at most 5 fit")
+
+
 def test_tokens_after_a_narrow_margin_are_not_compared() -> None:
     case = a_case([5], wrong=True)
     gated = msgspec.structs.replace(case, margins=[1.0, 1.0, 1.0, 0.1], min_margin=0.5)

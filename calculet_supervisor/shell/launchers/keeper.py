@@ -7,7 +7,6 @@ From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from calculet_supervisor.world import Exit
 
 CHUNK_BYTES = 65_536
 LIST_TIMEOUT_S = 5.0
-log = logging.getLogger("calculet.keeper")
 
 
 class KeeperLauncher:
@@ -30,6 +28,7 @@ class KeeperLauncher:
         self._writer, self._events, self._on_lost = writer, events, on_lost
         self._listed: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._read(reader))
+        self._task.add_done_callback(_raise)
 
     @classmethod
     async def connect(cls, path: Path, events: Events, on_lost: Callable[[], None]) -> KeeperLauncher:
@@ -76,8 +75,6 @@ class KeeperLauncher:
                     self._take(message)
         except ConnectionError:
             pass
-        except Exception:
-            log.exception("the keeper's message could not be handled")
         self._on_lost()
 
     def _take(self, message: dict[str, Any]) -> None:
@@ -88,3 +85,9 @@ class KeeperLauncher:
         elif "exited" in message:
             how = Exit(message.get("code"), message.get("signal"), message.get("reason"))
             self._events.exited(message["exited"], how)
+
+
+def _raise(task: asyncio.Task[None]) -> None:
+    """What went wrong in it is the loop's to know at once, not when the task is collected."""
+    if not task.cancelled():
+        task.result()

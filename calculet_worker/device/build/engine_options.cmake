@@ -10,17 +10,41 @@ set(GGML_OPENMP OFF CACHE BOOL "" FORCE)
 set(LLAMA_ALL_WARNINGS OFF CACHE BOOL "" FORCE)
 set(GGML_ALL_WARNINGS OFF CACHE BOOL "" FORCE)
 
-# ---- Flash attention must give the same bits whatever the batch.
-# From 512 positions on, a batch of one sequence is computed in as many parts as there are threads, and the parts' sums are then
-# added: other roundings than in a batch of two or more. That path is taken out; one path remains.
-set(_ops "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src/ggml-cpu/ops.cpp")
-file(READ "${_ops}" _before)
-string(REPLACE "const bool use_split_kv_path = !use_ref &&" "const bool use_split_kv_path = false &&" _after "${_before}")
-if(NOT _after STREQUAL _before)
-  file(WRITE "${_ops}" "${_after}")
-elseif(NOT _before MATCHES "use_split_kv_path = false")
-  message(FATAL_ERROR "Calculet: ${_ops} has no use_split_kv_path: is this the llama.cpp that engine_options.cmake was written for?")
-endif()
+# ---- Two changes in ggml's CPU code.
+function(calculet_change source old new)
+  set(_path "${CMAKE_SOURCE_DIR}/vendor/llama.cpp/ggml/src/ggml-cpu/${source}")
+  file(READ "${_path}" _text)
+  string(FIND "${_text}" "${new}" _done)
+  if(NOT _done EQUAL -1)
+    return()
+  endif()
+  string(FIND "${_text}" "${old}" _found)
+  if(_found EQUAL -1)
+    message(FATAL_ERROR "Calculet: ${_path} does not have: ${old}\nIs this the llama.cpp that engine_options.cmake was written for?")
+  endif()
+  string(REPLACE "${old}" "${new}" _text "${_text}")
+  file(WRITE "${_path}" "${_text}")
+endfunction()
+
+# Flash attention must give the same bits whatever the batch. From 512 positions on, a batch of one sequence is computed in as many
+# parts as there are threads, and the parts' sums are then added: other roundings than in a batch of two or more. That way is
+# taken out; one remains.
+calculet_change(ops.cpp "const bool use_split_kv_path = !use_ref &&" "const bool use_split_kv_path = false &&")
+
+# Threads wait for each other after every operation by spinning. When one of them has lost its CPU to another process, the rest
+# burn theirs; beside one busy process a step took ten times as long. So they spin for some microseconds, then give way.
+calculet_change(ggml-cpu.c [[
+    while (atomic_load_explicit(&tp->n_barrier_passed, memory_order_relaxed) == n_passed) {
+        ggml_thread_cpu_relax();
+    }]] [[
+    for (int spins = 0; atomic_load_explicit(&tp->n_barrier_passed, memory_order_relaxed) == n_passed; spins++) {
+        if (spins < 1000) {
+            ggml_thread_cpu_relax();
+        } else {
+            spins = 1000;
+            sched_yield();
+        }
+    }]])
 
 # ---- After llama.cpp has declared its targets.
 set(CALCULET_BUILD_FOLDER "${CMAKE_CURRENT_LIST_DIR}")
