@@ -1,4 +1,4 @@
-"""The keeper's children: each in a session of its own, with its output in a file, and the death pipe to die by.
+"""The keeper's children: each in a process group of its own, with its output in a file, and the death pipe to die by.
 
 A child's output never goes through the keeper, so nothing that the keeper does or fails to do can block a child. When a child
 ends, what is left of its process group is killed before the child is reaped, while its process id cannot be anybody else's.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def load_library() -> Any:
         BoardUnavailable: it is not there, or does not load.
     """
     try:
-        import llama_cpp.llama_cpp as library
+        library: Any = import_module("llama_cpp.llama_cpp")
     except ModuleNotFoundError as error:
         raise BoardUnavailable(f"the llamacpp backend is not installed ({error.name} is missing): make engine") from None
     except (ImportError, OSError, RuntimeError) as error:
