@@ -63,6 +63,13 @@ class CapacityInfo(_Section, frozen=True):
     source: str = ""
 
 
+class SamplingDefaults(_Section, frozen=True):
+    """How the model's makers draw tokens; for requests that do not say. None: the interface's own default."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
 class Proof(_Section, frozen=True):
     """Evidence for one ability."""
 
@@ -109,6 +116,7 @@ class Manifest(_Section, frozen=True):
     """JSON lines of `GoldenCase`."""
     abilities: dict[str, Proof] = {}
     compatibility: Compatibility = Compatibility()
+    sampling: SamplingDefaults = SamplingDefaults()
     backend_options: dict[str, Any] = {}
     """For `sim`: the timing profile; checked by the backend."""
     description: str = ""

@@ -343,6 +343,9 @@ class AliasView(msgspec.Struct, frozen=True):
     backend: str = ""
     artifact: str = ""
     """`name version`."""
+    temperature: float | None = None
+    """For requests that ask for none; likewise `top_p`. None: the interface's own default."""
+    top_p: float | None = None
 
 
 class FleetView(msgspec.Struct, frozen=True):

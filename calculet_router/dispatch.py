@@ -26,7 +26,7 @@ from calculet_core.errors import (
 from calculet_core.history import Event as Entry
 from calculet_core.ids import make_request_id, request_id_text
 from calculet_core.requests import SamplingParams
-from calculet_core.wire import Cancel, ErrorInfo, Piece, Submit
+from calculet_core.wire import AliasView, Cancel, ErrorInfo, Piece, Submit
 from calculet_router import actions, events
 from calculet_router.actions import Action, Deliver, Send, Ticket
 from calculet_router.aliases import Aliases
@@ -104,9 +104,10 @@ class Dispatcher:
         deadline_ns = now_ns + self.aliases.deadline_ms(alias.alias, event.timeout_ms) * MS
         ongoing = Ongoing(owner, call, ticket, alias, tenant, now_ns, deadline_ns, event.timeout_ms is not None, call.choices)
         self._calls[owner] = ongoing
+        sampling = _with_defaults(call, alias)
         for index in range(call.choices):
             request_id = first_id + index
-            flight = Flight(ongoing, request_id, index, call.prompts[index // call.n], _seeded(call, index))
+            flight = Flight(ongoing, request_id, index, call.prompts[index // call.n], _seeded(call, sampling, index))
             ongoing.flights.append(flight)
             self._flights[request_id] = flight
             data = {"model": alias.alias, "tenant": tenant.name}
@@ -422,9 +423,14 @@ def _error(info: ErrorInfo) -> CalculetError:
     return error_from_code(info.code, info.message, info.param, info.retry_after_s)
 
 
-def _seeded(call: Call, index: int) -> SamplingParams:
+def _with_defaults(call: Call, alias: AliasView) -> SamplingParams:
+    """What the client did not say is as the model's makers recommend, where the artifact states it."""
+    stated = {name: value for name in call.unsaid if (value := getattr(alias, name)) is not None}
+    return msgspec.structs.replace(call.sampling, **stated) if stated else call.sampling
+
+
+def _seeded(call: Call, sampling: SamplingParams, index: int) -> SamplingParams:
     """The answers to one prompt differ although the client gave one seed: the k-th draws with seed + k."""
-    sampling = call.sampling
     if sampling.seed is None or call.n == 1:
         return sampling
     place = index % call.n

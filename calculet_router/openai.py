@@ -54,6 +54,8 @@ class Call(msgspec.Struct, frozen=True):
     """Text completions of text prompts: the answer starts with the prompt."""
     choices: int
     """How many answers the client gets: prompts x n."""
+    unsaid: tuple[str, ...] = ()
+    """Of temperature and top_p, what the client left to the model's defaults."""
 
 
 class _Part(msgspec.Struct):
@@ -275,7 +277,7 @@ def _call(kind: Kind, asked: Any, prompts: list[Prompt], limit: int | None, logp
     include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
     return Call(
         kind, asked.model, prompts, n, limit, _sampling(asked, logprobs), _stop_rules(*_stops(asked)), bool(asked.stream),
-        include_usage, echo, len(prompts) * n,
+        include_usage, echo, len(prompts) * n, tuple(name for name in ("temperature", "top_p") if getattr(asked, name) is None),
     )  # fmt: skip
 
 

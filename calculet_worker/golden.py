@@ -19,6 +19,8 @@ from calculet_core.requests import InferenceRequest, Prompt, SamplingParams, Seq
 from calculet_worker.records import INTERNAL
 
 WARM_UP_TOKENS = 2
+WARM_UP_CASES = 2
+"""Beginnings of so many different cases fill a profile; the shortest, for a board serves again only when this is over."""
 NO_DEADLINE_NS = 1 << 62
 INTERNAL_TENANT = ""
 
@@ -40,8 +42,9 @@ def golden_stage(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]
 def stages_of(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]) -> list[Stage]:
     """Golden over the smallest profile, then every other profile full."""
     stages = [golden_stage(cases, profiles[:1])]
+    shortest = sorted(cases, key=lambda case: len(case.prompt_token_ids))[:WARM_UP_CASES]
     for profile in profiles[1:]:
-        chosen = [cases[index % len(cases)] for index in range(profile.compiled_batch)]
+        chosen = [shortest[index % len(shortest)] for index in range(profile.compiled_batch)]
         short = tuple((case, min(WARM_UP_TOKENS, len(case.gated()))) for case in chosen)
         stages.append(Stage(f"warm-up {profile.name}", (profile,), short))
     return stages

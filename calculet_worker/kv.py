@@ -3,10 +3,13 @@
 One `KvSequence` per hardware lane, and one manager per generation: lanes that were lost end with it and are never given to
 another request. A lane is reserved for prompt and output together, so no running sequence can run out; its length grows only when
 device and output have both succeeded; it is free again only when the runtime has said so. Every change goes through the
-`KV_SEQUENCE` table. Nothing here scans lanes except `invariants`.
+`KV_SEQUENCE` table. The lowest free lane goes first, so that used lanes
+stay together: some runtimes compute neighbours at once. Nothing here scans lanes except `invariants`.
 """
 
 from __future__ import annotations
+
+from heapq import heappop, heappush
 
 from calculet_core.kv import KvSequence
 from calculet_core.states.kv_sequence import KV_SEQUENCE, KvEvent, KvSequenceState
@@ -40,7 +43,7 @@ class KvManager:
         self.generation, self.max_seq = generation, max_seq
         self.max_tokens, self.max_sequences = max_tokens, min(max_sequences, lanes)
         self.lanes = tuple(KvSequence(NO_SEQUENCE, lane, generation) for lane in range(lanes))
-        self._free = list(range(lanes - 1, -1, -1))
+        self._free = list(range(lanes))
         self._state_counts = [0] * len(KvSequenceState)
         self._state_counts[KvSequenceState.FREE] = lanes
         self._reserved_tokens = self._used_tokens = self._lost_tokens = 0
@@ -87,7 +90,7 @@ class KvManager:
         """A lane with room for `tokens` positions (prompt and output together), or None when there is none."""
         if tokens < 1 or not self.can_reserve(tokens):
             return None
-        kv = self.lanes[self._free.pop()]
+        kv = self.lanes[heappop(self._free)]
         self._move(kv, KvEvent.RESERVE)
         kv.seq_id, kv.reserved_len = seq_id, tokens
         self._reserved_tokens += tokens
@@ -129,7 +132,7 @@ class KvManager:
         self._reserved_tokens -= kv.reserved_len
         self._used_tokens -= kv.committed_len
         kv.seq_id, kv.committed_len, kv.reserved_len, kv.pending_len = NO_SEQUENCE, 0, 0, 0
-        self._free.append(kv.hardware_lane)
+        heappush(self._free, kv.hardware_lane)
 
     def _move(self, kv: KvSequence, event: KvEvent) -> None:
         before, counts = kv.state, self._state_counts

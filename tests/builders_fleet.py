@@ -201,7 +201,8 @@ class Fleet:
 
     def leftovers(self) -> list[str]:
         """Socket files that are still there."""
-        return [path.name for path in (self.folder / "run").iterdir() if path.is_socket()] if (self.folder / "run").exists() else []
+        folder = load_fleet(self.config).run_dir
+        return [path.name for path in folder.iterdir() if path.is_socket()] if folder.exists() else []
 
     def logs(self) -> str:
         paths = [self.folder / "keeper.log", *sorted((self.folder / "log").glob("*.log"))]

@@ -46,6 +46,7 @@ from calculet_router.shell.worker_link import WorkerLink
 from calculet_router.tenants import Tenants
 
 REPORT_S = 1.0
+KNOCK_S = 0.05
 SPARE_FILES = 512
 """Descriptors beside those of connections."""
 TICK_S = 0.1
@@ -65,6 +66,7 @@ class RouterApp:
     def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig]) -> None:
         config = fleet.config.router
         self.fleet, self.config = fleet, config
+        self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
         tenants = Tenants(fleet.config.tenants, time.monotonic_ns())
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
@@ -115,6 +117,7 @@ class RouterApp:
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(REPORT_S, self._report)
+        self._knock()
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
         await self._first_links()
@@ -282,10 +285,17 @@ class RouterApp:
             self._bad_message("malformed")
             return
         if isinstance(message, wire.FleetView):
+            self._supervised = True
             self.feed(events.ViewPublished(message))
             self._report()
         else:
             self._bad_message("unexpected")
+
+    def _knock(self) -> None:
+        """Until the supervisor has answered for the first time, it is told more often that we are here."""
+        if not self._supervised:
+            self._report()
+            self._loop.call_later(KNOCK_S, self._knock)
 
     def _report(self) -> None:
         telemetry, roster = self.telemetry, self.dispatcher.roster

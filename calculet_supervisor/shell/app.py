@@ -348,7 +348,7 @@ def _alias_view(alias: str, package: Package, previous: wire.FleetView) -> wire.
     level = max(("C0", *(proof.level for proof in manifest.abilities.values() if proof.evidence)))
     return wire.AliasView(
         alias, package.digest, manifest.context, since or int(time.time()), manifest.image_sha256, list(manifest.compiled_batches),
-        level, manifest.backend, f"{manifest.name} {manifest.version}",
+        level, manifest.backend, f"{manifest.name} {manifest.version}", manifest.sampling.temperature, manifest.sampling.top_p,
     )  # fmt: skip
 
 

@@ -155,5 +155,6 @@ def manifest(metadata: dict[str, Any], image_bytes: int) -> dict[str, Any]:
             "source": "image size, KV by the formula, working memory measured",
         },
         "abilities": ABILITIES,
+        "sampling": {"temperature": 0.2, "top_p": 0.9},
         "backend_options": {"micro_batch": MICRO_BATCH},
     }

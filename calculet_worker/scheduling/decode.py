@@ -96,13 +96,18 @@ class DecodeQueue:
         return min((seq.ready_since_ns for seq in self._ready.values()), default=None)
 
 
+def _lane(seq: SequenceState) -> int:
+    return -1 if seq.hardware_lane is None else seq.hardware_lane
+
+
 def bind(choice: Choice, kv: KvManager, arrays: InputArrays) -> DecodeBatch:
-    """Fill a job's own arrays. Row i belongs to the i-th chosen sequence.
+    """Fill a job's own arrays, lanes ascending. Row i belongs to the i-th sequence of the batch, which is also `choice`'s.
 
     Raises:
         ValueError: a sequence's length is not its lane's, or has no room for one more (a bug, stopped before the device).
     """
     active = choice.sequences
+    active.sort(key=_lane)
     rows, count = rows_of(choice.profile, len(active)), len(active)
     lanes, tokens, positions = [], [], []
     for seq in active:

@@ -93,6 +93,7 @@ class Routers:
             else:
                 continue
             peer.lost, peer.outbox = True, None
+            peer.seq += 1  # should it live after all, the gap tells it that its requests here are gone
             peer.unacked.clear()
             peer.unacked_bytes = 0
         return lost

@@ -57,7 +57,6 @@ def kills(fleet: Fleet) -> None:
         at = time.monotonic_ns()
         fleet.kill("worker", "board0")
         fleet.wait_ready(2)
-        until(lambda: [e for e in read_journal(fleet.folder / "log" / "supervisor.jsonl") if e.event == history.FLEET_WORKER_EXITED and e.t > at], "exit journalled")
         events = [event for path in (fleet.folder / "log").glob("*.jsonl") for event in read_journal(path) if event.t > at and event.board == "board0"]
         seen.append(min(e.t for e in events if e.event == history.FLEET_WORKER_EXITED) - at)
         ready = [e.t for e in events if e.event == history.BOARD_GENERATION and e.data.get("state") == "READY"]

@@ -113,7 +113,7 @@ def test_a_second_up_of_the_same_fleet_is_refused(fleet: Fleet) -> None:
         (b'{"model":"nope","prompt":"x"}', 404, "model_not_found", "model"),
         (b'{"model":"toy","prompt":5}', 400, "invalid_value", "prompt"),
         (b'{"model":"toy","prompt":""}', 400, "invalid_value", "prompt"),
-        (b'{"model":"toy","prompt":[-1]}', 400, "invalid_value", "prompt"),
+        (b'{"model":"toy","prompt":[-1]}', 400, "invalid_value", "prompt[0]"),
         (b'{"model":"toy","prompt":[999999]}', 400, "invalid_value", "prompt"),
         (b'{"model":"toy","prompt":"x","max_tokens":0}', 400, "invalid_value", "max_tokens"),
         (b'{"model":"toy","prompt":"x","max_tokens":"many"}', 400, "invalid_value", "max_tokens"),

@@ -77,12 +77,11 @@ def a_lost_lane_is_given_out_again(patch: pytest.MonkeyPatch) -> None:
 
 def reuse_the_manager(init: Callable[..., None]) -> Callable[..., None]:
     """A reset that forgets to make a new manager: what the invariant on lost lanes is there for."""
-    kept: dict[Any, KvManager] = {}
+    kept: dict[int, KvManager] = {}
 
-    def bug(self: serving.Serving, generation: int, *args: Any, **kwargs: Any) -> None:
-        init(self, generation, *args, **kwargs)
-        recorder = args[7]
-        self.kv = kept.setdefault(recorder, self.kv)
+    def bug(self: serving.Serving, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.kv = kept.setdefault(id(self._recorder), self.kv)
 
     return bug
 
