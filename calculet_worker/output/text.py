@@ -33,10 +33,9 @@ class TextStream:
         return self._release(self._decode(self._vocabulary[token_id]))
 
     def flush(self) -> str:
-        """The rest, when no token follows; an unfinished character becomes U+FFFD."""
-        text = self._release(self._decode(b"", True))
+        """What was held for a stop string, when no token follows; a character that the end cut in two is not shown."""
         held, self._held = self._held, ""
-        return text + held
+        return held
 
     def _release(self, text: str) -> str:
         if not self._matchers:

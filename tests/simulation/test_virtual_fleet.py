@@ -25,13 +25,8 @@ ROUGH = Faults(kill_s=40, ccu_s=60, busy_s=20, lost_job_s=120, nan_s=90)
 BUSY = Traffic(per_s=4.0, disconnects=0.2, streams=0.7)
 
 
-def broken_rules(seed: int, seconds: float = 200, faults: Faults = ROUGH) -> set[str]:
-    fleet = VirtualFleet(seed, faults=faults, traffic=BUSY).run(seconds)
-    return {violation.rule for violation in fleet.checker.violations}
-
-
 def test_two_virtual_hours_with_faults_hold_every_promise() -> None:
-    fleet = VirtualFleet(7, faults=Faults(kill_s=600, ccu_s=900, busy_s=300, lost_job_s=1500, nan_s=1200), traffic=Traffic(per_s=0.4))
+    fleet = VirtualFleet(7, faults=Faults(kill_s=600, ccu_s=900, busy_s=300, lost_job_s=1500, nan_s=1200), traffic=Traffic(per_s=0.3))
     fleet.run(2 * 3600)
     assert fleet.checker.violations == []
     assert set(fleet.fired) == {"kill", "ccu", "busy", "lost_job", "nan"}, "every fault must have fired, or the run proves nothing"
@@ -40,9 +35,9 @@ def test_two_virtual_hours_with_faults_hold_every_promise() -> None:
     assert outcomes.count("completed") > 0.9 * fleet.calls
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_rough_minutes_hold_every_promise(seed: int) -> None:
-    fleet = VirtualFleet(seed, faults=ROUGH, traffic=BUSY).run(120)
+    fleet = VirtualFleet(seed, faults=ROUGH, traffic=BUSY).run(100)
     assert fleet.checker.violations == []
     assert {client.code for client in fleet.clients.values()} <= {
         None, "worker_lost", "bad_output", "no_ready_worker", "model_recovering", "over_capacity", "deadline_exceeded", "device_busy",
@@ -158,4 +153,4 @@ def a_position_is_written_twice(patch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_a_planted_bug_is_found(plant: Callable[[pytest.MonkeyPatch], None], found_by: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    assert broken_rules(seed=1) & found_by
+    assert VirtualFleet(1, faults=ROUGH, traffic=BUSY).run_until_broken(found_by, seconds=200)

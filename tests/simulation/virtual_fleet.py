@@ -143,6 +143,16 @@ class VirtualFleet:
     def after(self, delay_ns: int, work: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (self.now + max(0, delay_ns), next(self._order), work))
 
+    def run_until_broken(self, rules: set[str], seconds: float) -> set[str]:
+        """Which of the rules were broken first, within so many seconds and the settling after them."""
+        end = self.now + int(seconds * S)
+        while self.now < end and not self.broken(rules):
+            self._run_until(self.now + S)
+        return self.broken(rules) or self.run(0).broken(rules)
+
+    def broken(self, rules: set[str]) -> set[str]:
+        return rules & {violation.rule for violation in self.checker.violations}
+
     def run(self, seconds: float, quiet_s: float = 700.0) -> VirtualFleet:
         """Traffic and faults for so long, then neither until everything has settled (at most `quiet_s`)."""
         self._run_until(self.now + int(seconds * S))
