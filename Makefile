@@ -29,8 +29,9 @@ packages: engine  ## model packages for the boards, signed with a development ke
 	@.ci/setup packages "$(PYTHON)" "$(VENV)"
 
 test: $(VENV)/.dev packages  ## everything that CI runs: the two laws, style, types, and all tests but the long searches
+	@.ci/setup tools "$(PYTHON)" "$(VENV)"
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -q -m "not long"
 
 test-long: $(VENV)/.dev packages  ## the long searches
 	$(BIN)/python -m pytest -m long
