@@ -13,15 +13,25 @@ if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
 
 DEFAULT_CONFIG = "configs/fleet.yaml"
+LEFT_BY_MAKE = ".calculet/fleet"
 UNREACHABLE = 69
 """EX_UNAVAILABLE: the supervisor cannot be reached."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def default_config() -> str:
+    """The fleet that `make up` runs in this folder (it leaves the file's name in .calculet/fleet), else configs/fleet.yaml."""
+    try:
+        return (Path(LEFT_BY_MAKE).read_text().strip() or DEFAULT_CONFIG)[:4096]
+    except OSError:
+        return DEFAULT_CONFIG
+
+
 def config_option(command: F) -> F:
-    """`--config FILE`, else CALCULET_CONFIG, else ./configs/fleet.yaml."""
+    """`--config FILE`, else CALCULET_CONFIG, else `default_config`."""
     return click.option(
-        "--config", "-c", type=click.Path(path_type=Path), envvar="CALCULET_CONFIG", default=DEFAULT_CONFIG, show_default=True,
+        "--config", "-c", type=click.Path(path_type=Path), envvar="CALCULET_CONFIG", default=default_config,
+        show_default="what `make up` runs here, else configs/fleet.yaml",
         show_envvar=True, help="The fleet's configuration (calculet-fleet/v1).",
     )(command)  # fmt: skip
 
