@@ -22,9 +22,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 def default_config() -> str:
     """The fleet that `make up` runs in this folder (it leaves the file's name in .calculet/fleet), else configs/fleet.yaml."""
     try:
-        return (Path(LEFT_BY_MAKE).read_text().strip() or DEFAULT_CONFIG)[:4096]
+        left = Path(LEFT_BY_MAKE).read_text().strip()
     except OSError:
         return DEFAULT_CONFIG
+    return left if left and Path(left).is_file() else DEFAULT_CONFIG
 
 
 def config_option(command: F) -> F:

@@ -24,6 +24,7 @@ from calculet_core.shell.journal import Journal
 from calculet_perf.cli import main as perf
 from calculet_supervisor.cli import main
 from calculet_supervisor.commands import COMMANDS
+from calculet_supervisor.commands.common import default_config
 
 CONFIG, UNREACHABLE = 78, 69
 
@@ -281,3 +282,13 @@ def test_a_history_that_kept_its_promises_is_0_and_a_broken_one_is_1_and_named(t
     assert broken.exit_code == 1 and "one_terminal: request 0000000000000002 was accepted and never ended" in broken.stdout
     assert CliRunner().invoke(perf, ["history", "check", "--running", str(bad)]).exit_code == 0
     assert CliRunner().invoke(perf, ["history", "check"]).exit_code == 2
+
+
+def test_without_config_the_fleet_that_make_runs_here_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert default_config() == "configs/fleet.yaml"
+    (tmp_path / ".calculet").mkdir()
+    (tmp_path / ".calculet" / "fleet").write_text("mine.yaml\n")
+    assert default_config() == "configs/fleet.yaml", "a name without a file is no fleet"
+    (tmp_path / "mine.yaml").write_text("")
+    assert default_config() == "mine.yaml"
