@@ -6,19 +6,9 @@ CLOCK_MONOTONIC, so a deadline crosses the wire as an absolute `_ns` value.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 US = 1_000
 MS = 1_000_000
 S = 1_000_000_000
-
-
-class Clock(Protocol):
-    """Anything that tells monotonic nanoseconds."""
-
-    def now_ns(self) -> int:
-        """Nanoseconds since an arbitrary, fixed start."""
-        ...
 
 
 class FakeClock:

@@ -199,8 +199,6 @@ class TenantConfig(_Section, frozen=True):
     """Prompt tokens waiting at once."""
     requests_per_s: PositiveFloat | None = None
     """Request rate; bursts of one second."""
-    traffic_class: Literal["latency", "throughput"] = "latency"
-    """Which pool its requests prefer."""
 
 
 class RestartConfig(_Section, frozen=True):

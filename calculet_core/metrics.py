@@ -12,7 +12,6 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-TOKENS = (1.0, 16.0, 64.0, 128.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 40960.0)
 
 
 @dataclass(frozen=True, slots=True)

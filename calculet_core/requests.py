@@ -19,13 +19,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-class TrafficClass(StrEnum):
-    """Which pool a tenant's requests prefer (scheduling §8)."""
-
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
-
-
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
     """How a token is drawn from logits. `temperature` 0 is greedy; None means off."""
 

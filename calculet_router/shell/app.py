@@ -32,6 +32,7 @@ from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
 from calculet_router import actions, events
@@ -41,7 +42,7 @@ from calculet_router.fleet import LinkState, Roster
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
-from calculet_router.shell.telemetry import OTHER, RouterTelemetry, rss_bytes
+from calculet_router.shell.telemetry import OTHER, RouterTelemetry
 from calculet_router.shell.worker_link import WorkerLink
 from calculet_router.tenants import Tenants
 

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
-from pathlib import Path
 
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
@@ -113,8 +112,3 @@ class Times(Collector):
             bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
             family.add_metric([model], list(zip(bounds, accumulate(counts), strict=True)), self._sums[model])
         yield family
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calculet_core import history
+from calculet_core.shell.process import rss_bytes
 from calculet_supervisor.shell.control import Caller, Refused, Verb
 from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
 from calculet_supervisor.shell.store import Wanted
@@ -20,7 +20,6 @@ from calculet_supervisor.world import NOTHING_SEEN, Note
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
-_STATM = Path("/proc/self/statm")
 
 
 class Verbs:
@@ -55,7 +54,7 @@ class Verbs:
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - supervisor.started_s, 3),
             "view_version": supervisor.view.version,
-            "rss_bytes": int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+            "rss_bytes": rss_bytes(),
         }
         return {
             "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import resource
 from dataclasses import asdict
-from pathlib import Path
 
 import msgspec
 
 from calculet_core import wire
+from calculet_core.shell.process import rss_bytes
 from calculet_worker.device.base import Device
 
-_STATM = Path("/proc/self/statm")
 _SERIAL_SALT = b"calculet/board-serial/"
 """Reports tell boards apart without saying which they are."""
 
@@ -41,8 +39,3 @@ class Reporter:
 def serial_hash(serial: str) -> str:
     """Sixteen hexadecimal digits."""
     return hashlib.sha256(_SERIAL_SALT + serial.encode()).hexdigest()[:16]
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process."""
-    return int(_STATM.read_text().split()[1]) * resource.getpagesize()
