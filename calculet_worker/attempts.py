@@ -71,7 +71,7 @@ class Attempts:
         self.deadlines.add(seq)
         self._tokenizing[key] = size
         self._tokenizing_bytes += size
-        out.append(Tokenize(key, message.prompt))
+        out.append(Tokenize(key, message.prompt, size))
 
     def _stale(self, message: wire.Submit) -> CalculetError | None:
         """What the router's view says must be what is here (architecture: identity)."""

@@ -227,11 +227,17 @@ class Worker:
         assert self._tokenizer is not None, "a request was let in before a package was verified"
         key, loop = action.key, self._loop
 
-        def done(result: Any) -> None:
-            event = TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
-            loop.call_soon_threadsafe(self._handle, event)
+        def event(result: Any) -> Event:
+            return TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
 
-        self._pool.encode(self._tokenizer, action.prompt, done)
+        if self._tokenizer.is_quick(action.prompt, action.size):
+            self._events.append(event(self._tokenizer.encode_or_error(action.prompt)))
+        else:
+
+            def done(result: Any) -> None:
+                loop.call_soon_threadsafe(self._handle, event(result))
+
+            self._pool.encode(self._tokenizer, action.prompt, done)
 
     def _to_router(self, action: ToRouter) -> None:
         self._routers.add(action)
