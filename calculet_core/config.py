@@ -64,6 +64,13 @@ class QueuesConfig(_Section, frozen=True):
     """Longest short prompt."""
     medium_prefill_max_tokens: PositiveInt = 4096
     """Longest medium prompt."""
+    # Additions.
+    min_share: Annotated[float, Meta(ge=0, le=0.25)] = 0.05
+    """Least share of the device's time of every class that has something to do, whatever the weights."""
+    short_prefill_fills_lanes: bool = False
+    """While short prompts wait, decode counts only for the part of a step that can be filled: lanes fill before steps run."""
+    max_long_prefills: PositiveInt | None = 2
+    """Long prompts that may hold a lane before their first token; others wait and hold up nobody. None: no limit."""
 
 
 class BatchConfig(_Section, frozen=True):
@@ -76,6 +83,14 @@ class BatchConfig(_Section, frozen=True):
     # Additions.
     tenant_lane_share: Share = 0.5
     """Most of a batch's lanes that one tenant may take while others wait."""
+    token_sla_ms: PositiveInt | None = None
+    """Longest time from a token to the next that a batching window may bring about. None: only deadlines end it."""
+    thresholds: dict[PositiveInt, PositiveInt] = {}
+    """Profile -> from how many ready sequences on it is used. Absent: one more than the next smaller profile holds."""
+    hysteresis_steps: Natural = 2
+    """Steps in a row that must ask for a smaller profile before it is taken."""
+    max_ready_wait_steps: PositiveInt = 2
+    """A sequence that has been ready for so many expected steps makes the step take a profile that holds all."""
 
 
 class ExecutorConfig(_Section, frozen=True):
@@ -322,9 +337,23 @@ def parse_scheduler(data: bytes, source: str) -> SchedulerConfig:
         raise ConfigError(f"{source}: $.queues.medium_prefill_max_tokens: must be above short_prefill_max_tokens")
     if len(set(config.batch.profiles)) != len(config.batch.profiles):
         raise ConfigError(f"{source}: $.batch.profiles: the same profile twice")
+    _check_thresholds(config.batch, source)
     if config.admission.deadline_default_ms > config.admission.deadline_max_ms:
         raise ConfigError(f"{source}: $.admission.deadline_default_ms: above deadline_max_ms")
     return config
+
+
+def _check_thresholds(batch: BatchConfig, source: str) -> None:
+    last = 0
+    for profile, ready in sorted(batch.thresholds.items()):
+        where = f"{source}: $.batch.thresholds[{profile}]"
+        if profile not in batch.profiles:
+            raise ConfigError(f"{where}: B{profile} is not among $.batch.profiles")
+        if ready > profile:
+            raise ConfigError(f"{where}: {ready} ready sequences do not fit B{profile}")
+        if ready <= last:
+            raise ConfigError(f"{where}: must be above the smaller profile's {last}")
+        last = ready
 
 
 def check_profiles(config: SchedulerConfig, proven: tuple[int, ...], digest: str, source: str) -> None:

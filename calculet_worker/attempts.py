@@ -159,7 +159,7 @@ class Attempts:
         if not seq.terminal:
             self.registry.drained(seq)
             self._was_cancelled(seq, now_ns, out)
-            self.serving.fair.ended(seq.tenant)
+            self.serving.fair.ended(seq)
         self.serving.release(seq, out)
 
     def _was_cancelled(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
@@ -184,7 +184,7 @@ class Attempts:
         serving = self.serving
         assert serving is not None
         self.registry.finish(seq)
-        serving.fair.ended(seq.tenant)
+        serving.fair.ended(seq)
         serving.release(seq, out)
         if seq.request.router == INTERNAL:
             self._internal_ended(seq, None)
@@ -228,7 +228,7 @@ class Attempts:
         if serving is None:
             return
         if seq.hardware_lane is not None:
-            serving.fair.ended(seq.tenant)
+            serving.fair.ended(seq)
         if serving.leave(seq, state) and release:
             serving.release(seq, out)
 

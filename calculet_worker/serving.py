@@ -89,10 +89,13 @@ class Serving:
         self.inflight = Inflight(config.executor, limits.max_inflight, limits.output_buffers)
         self.durations = durations
         self.arbiter = Arbiter(config.queues)
-        self.fair = FairQueue(lasting.tenants, config.fairness.cost_decode_weight)
+        queues = config.queues
+        self.fair = FairQueue(
+            lasting.tenants, config.fairness.cost_decode_weight, queues.medium_prefill_max_tokens, queues.max_long_prefills
+        )
         cut = proven_cut(manifest, config.executor.max_prefill_tokens_per_job)
         self.prefill = PrefillQueues(config.queues, cut)
-        self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY])
+        self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY], durations.decode_ns)
         self.drain_rate = DrainRate()
         budget = CapacityBudget(
             max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.limit
@@ -116,7 +119,7 @@ class Serving:
     def queue_state(self, tenant: str, prompt_tokens: int, max_new_tokens: int) -> QueueState:
         """The queue as a request of that size finds it."""
         fair = self.fair
-        free = fair.head() is None and self.kv.can_reserve(prompt_tokens + max_new_tokens) and fair.may_start(tenant)
+        free = fair.head() is None and self.kv.can_reserve(prompt_tokens + max_new_tokens) and fair.may_start(tenant, prompt_tokens)
         return QueueState(free, len(fair), fair.tokens, fair.over_quota(tenant, prompt_tokens))
 
     def wait(self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False) -> None:
@@ -264,6 +267,7 @@ class Serving:
             self.prefill.push(seq)
             return []
         token = self.answers.draw([seq], logits)[0]
+        self.fair.prefilled(seq)
         start = self.decode.virtual_time
         self._registry.on_prefill_complete(seq, sequence.committed_len, token, start, spent_ns, now_ns)
         reason = self.answers.take(seq, token)
