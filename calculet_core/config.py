@@ -109,6 +109,10 @@ class ExecutorConfig(_Section, frozen=True):
     """A job that runs this many times its expected duration, and at least `job_timeout_min_ms`, is timed out (rc 13)."""
     job_timeout_min_ms: PositiveInt = 5_000
     """Floor of a job's time limit."""
+    degrade_after_busy: PositiveInt = 3
+    """Refusals (rc 17) of a second job in a row after which jobs go one at a time."""
+    degrade_p99_factor: PositiveFloat = 1.8
+    """Two in flight end when the P99 of a step is so many times what it is alone: above it they gain less than a tenth."""
     max_prefill_tokens_per_job: PositiveInt = 512
     """Where the artifact proves that prompts may be cut, a job takes at most this many tokens."""
 
@@ -127,6 +131,8 @@ class FairnessConfig(_Section, frozen=True):
 
     cost_decode_weight: PositiveFloat = 1.0
     """What a requested output token costs, a prompt token being 1."""
+    starvation_after_ms: PositiveInt = 30_000
+    """A request that waited longer for its lane counts as starved."""
 
 
 class SchedulerConfig(_Section, frozen=True):

@@ -35,6 +35,8 @@ class Choice:
 
     profile: BatchProfile
     sequences: list[SequenceState]
+    waited_ns: int = 0
+    """How long the one that was ready first has been so."""
 
 
 class DecodeQueue:
@@ -114,7 +116,7 @@ class DecodeQueue:
             for seq in chosen:
                 del self._ready[seq.seq_id]
         self.virtual_time = max(self.virtual_time, min([seq.virtual_finish_time for seq in chosen]))
-        return Choice(profile, chosen)
+        return Choice(profile, chosen, oldest_ns)
 
     def oldest_ns(self) -> int | None:
         """Since when the longest-waiting sequence is ready."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from calculet_core.config import TenantConfig
 from calculet_core.errors import TenantQuota
@@ -53,6 +54,15 @@ class Tenant:
     def may_start(self) -> bool:
         """Below `max_active`."""
         return self.max_active is None or self.active < self.max_active
+
+
+class TenantShown(NamedTuple):
+    """One tenant for metrics."""
+
+    active: int
+    waiting_tokens: int
+    virtual_lag: float
+    """Virtual finish of what it would start next, less global virtual time; grows while others are served before it."""
 
 
 class FairQueue:
@@ -219,6 +229,15 @@ class FairQueue:
         """Since when the longest-waiting request waits."""
         lines = (line for tenant in self._tenants.values() for line in tenant.lines if line.requests)
         return min((line.head().waiting_since_ns for line in lines), default=None)
+
+    def shown(self) -> dict[str, TenantShown]:
+        """Every tenant that is configured or has something here."""
+        found = {name: self._tenant(name) for name in self._configs} | self._tenants
+        return {name: self._shown(tenant) for name, tenant in found.items()}
+
+    def _shown(self, tenant: Tenant) -> TenantShown:
+        heads = [line.head().virtual_finish_time for line in tenant.lines if line.requests]
+        return TenantShown(tenant.active, tenant.waiting_tokens, min(heads) - self._now if heads else 0.0)
 
     def active(self, tenant: str) -> int:
         """The tenant's requests that hold a lane."""

@@ -471,11 +471,13 @@ def test_a_second_job_that_the_device_does_not_take_ends_ping_pong() -> None:
     scheduler = a_scheduler((1,), executor={"max_inflight": 2})
     driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=scheduler).ready()
     assert driver.engine.report(driver.now).max_inflight == 2
-    driver.faults = iter([None, Fault(refuse=ReturnCode.DEVICE_BUSY)])
-    told = [driver.submit(1), driver.submit(2)]
+    driver.faults = iter([None, *[Fault(refuse=ReturnCode.DEVICE_BUSY)] * 3])
+    prompts = [[7] * 40, [8] * 40]  # longer on the device than three pauses
+    told = [driver.submit(number, prompt) for number, prompt in enumerate(prompts, 1)]
     driver.until(lambda: all(one.ended for one in told))
-    assert driver.engine.report(driver.now).max_inflight == 1
-    assert [one.text for one in told] == [text_of([1, 2, 3], 4), text_of([2, 2, 3], 4)]
+    report = driver.engine.report(driver.now)
+    assert report.max_inflight == 1 and (report.pingpong_off or "").startswith("busy")
+    assert [one.text for one in told] == [text_of(prompt, 4) for prompt in prompts]
     idle(driver)
 
 
