@@ -1,8 +1,11 @@
-"""Records and manifests of runs for tests of `calculet_perf`."""
+"""Builders of a run's records, without a run."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from calculet_perf.records import (
     Case,
@@ -14,65 +17,72 @@ from calculet_perf.records import (
     RuntimeMs,
     ServerMs,
     Software,
+    StepRecord,
     Workload,
     durations,
 )
-from calculet_perf.runinfo import RunInfo
 
-MANIFEST: dict[str, Any] = {
-    "schema": "calculet-perf-run/v1", "run_id": "test-001", "purpose": "baseline",
-    "model": {"alias": "toy", "generation": 42, "calbin_sha256": "a" * 64},
-    "software": {"server_commit": "abc", "image_digest": "sha256:1", "calrt": "0.7.6", "driver": "1.0", "firmware": "2.0"},
-    "hardware": {"board": "b0", "chips": 2, "power_mode": "normal"},
-    "environment": {"ambient_c": 24.0, "vpn_in_path": False}, "client": {"host": "here", "transport": "http-sse"},
-    "server": {"url": "http://127.0.0.1:1"}, "matrix": "matrix.yaml", "warmup_requests": 10, "measured_requests": 100,
-    "timeout_s": 900,
-}  # fmt: skip
-MS = 1_000_000
+S, MS = 1_000_000_000, 1_000_000
 
 
-def a_request_record(
-    *,
-    request_id: str = "r0",
-    case: str = "single/p16/o8/greedy/stream",
-    round: int = 0,
-    index: int = 0,
-    start_ms: float = 0,
-    ttft_ms: float | None = 20,
-    e2e_ms: float | None = 100,
-    tokens: int | None = 9,
-    error_code: str | None = None,
-    http_status: int | None = 200,
-    warmup: bool = False,
-    throttled: bool | None = None,
-    clock_complete: bool = True,
-    **fields: Any,
-) -> RequestRecord:
-    """A streamed request that began at `start_ms`; TPOT follows from the rest (last token at the end)."""
-    start = round_ns(start_ms)
-    first = None if ttft_ms is None else start + round_ns(ttft_ms)
-    last = None if e2e_ms is None else start + round_ns(e2e_ms)
-    clock = ClientNs(
-        request_start=start, headers_sent=start, response_headers=first, first_event=first, first_token=first, last_token=last,
-        response_end=last,
+def a_request(
+    name: str = "r1", *, start_s: float = 0.0, ttft_ms: float = 50.0, tpot_ms: float = 10.0, tokens: int = 11, case: str = "single/p16/o11",
+    round: int = 0, index: int = 0, concurrency: int | None = 1, error: str | None = None, token_hash: str = "ids:aa", sample: str = "s0",
+    **quality: Any,
+) -> RequestRecord:  # fmt: skip
+    """A streamed request whose times follow from what is given."""
+    t0 = int(start_s * S)
+    first = t0 + int(ttft_ms * MS)
+    last = first + int(tpot_ms * MS * (tokens - 1))
+    client = ClientNs(
+        request_start=t0, headers_sent=t0 + 1000, response_headers=t0 + 2000, first_event=first, first_token=first, last_token=last,
+        response_end=last + 1000,
     )  # fmt: skip
+    if error:
+        client = ClientNs(request_start=t0, response_end=t0 + int(ttft_ms * MS))
+    flags = {"clock_complete": error is None, "warmup": False, "throttled": False, **quality}
     return RequestRecord(
-        run_id="test-001", request_id=request_id, model_alias="toy", software=Software(), hardware=Hardware(),
-        workload=Workload(prompt_tokens=16, requested_output_tokens=tokens, actual_output_tokens=tokens, concurrency=1, stream=True),
-        client_ns=clock, durations_ms=durations(clock, tokens), server_ms=ServerMs(), runtime_ms=RuntimeMs(),
-        result=Result(http_status=http_status, finish_reason=None if error_code else "length", error_code=error_code),
-        quality=Quality(clock_complete=clock_complete, warmup=warmup, throttled=throttled),
-        case=Case(id=case, round=round, index=index, sample_id="fixed/16/0", arrival="single", sampling="greedy"), **fields,
+        run_id="run", request_id=name, server_request_id=None, model_alias="toy", software=Software(), hardware=Hardware(),
+        workload=Workload(prompt_tokens=16, requested_output_tokens=tokens, actual_output_tokens=0 if error else tokens,
+                          concurrency=concurrency, stream=True, seed=1),
+        client_ns=client, durations_ms=durations(client, None if error else tokens), server_ms=ServerMs(), runtime_ms=RuntimeMs(),
+        result=Result(http_status=503 if error else 200, finish_reason=None if error else "length",
+                      token_hash=None if error else token_hash, error_code=error),
+        quality=Quality(**flags),
+        case=Case(id=case, round=round, index=index, sample_id=sample, arrival="single" if concurrency == 1 else "closed", sampling="greedy"),
     )  # fmt: skip
 
 
-def round_ns(ms: float) -> int:
-    return round(ms * MS)
-
-
-def a_run_info(**fields: Any) -> RunInfo:
-    given = {
-        "run_id": "test-001", "perf_version": "0", "manifest_sha256": "0" * 64, "matrix_sha256": "0" * 64, "matrix_name": "test",
-        "started_utc": "2026-08-02T00:00:00Z", "target": "http://127.0.0.1:1", "foreign": False, **fields,
+def a_step(request: str = "r1", job: int = 1, step: int = 0, **changes: Any) -> StepRecord:
+    """A decode step of 10 ms all in all; the first step is the prefill of 40 ms."""
+    prefill = step == 0
+    fields: dict[str, Any] = {
+        "request_id": request, "job_id": job, "seq_id": 0, "kind": "prefill" if prefill else "decode", "step": step,
+        "queue_ms": 5.0 if prefill else 0.0, "prepare_ms": 0.1, "h2d_ms": 0.2, "device_wait_ms": 40.0 if prefill else 9.0, "d2h_ms": 0.3,
+        "bf16_ms": 0.1, "sampling_ms": 0.1, "engine": "ping", "output_status": "done", "board": "b0", "generation": 1,
     }  # fmt: skip
-    return RunInfo(**given)
+    return msgspec.structs.replace(StepRecord(**fields), **changes)
+
+
+def some_requests(
+    count: int = 300, *, seed: int = 1, rounds: int = 10, ttft_ms: float = 50.0, tpot_ms: float = 10.0, noise: float = 0.03, slower: float = 1.0,
+    case: str = "single/p16/o11", **fields: Any,
+) -> list[RequestRecord]:  # fmt: skip
+    """One cell, one after the other, with lognormal noise; `slower` multiplies all times."""
+    generator, now, made = np.random.default_rng(seed), 0.0, []
+    for index in range(count):
+        ttft, tpot = (slower * base * float(generator.lognormal(0, noise)) for base in (ttft_ms, tpot_ms))
+        made.append(
+            a_request(
+                f"{case}#{index}",
+                start_s=now,
+                ttft_ms=ttft,
+                tpot_ms=tpot,
+                case=case,
+                round=index * rounds // count,
+                index=index,
+                **fields,
+            )
+        )
+        now += (ttft + tpot * 10 + 1) / 1e3
+    return made

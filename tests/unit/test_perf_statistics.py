@@ -46,7 +46,11 @@ def test_binomial_cdf_is_scipys_for_large_counts() -> None:
 def test_sample_counts_that_certify_p99() -> None:
     assert quantiles.samples_needed(0.99) == 299 and quantiles.samples_needed(0.99, both=True) == 368
     assert quantiles.samples_needed(0.99, 0.99) == 459 and quantiles.samples_needed(0.99, 0.99, both=True) == 528
-    table = {30: (Bound.BOTH, Bound.UPPER, Bound.NONE), 100: (Bound.BOTH, Bound.BOTH, Bound.NONE), 299: (Bound.BOTH, Bound.BOTH, Bound.UPPER)}
+    table = {
+        30: (Bound.BOTH, Bound.UPPER, Bound.NONE),
+        100: (Bound.BOTH, Bound.BOTH, Bound.NONE),
+        299: (Bound.BOTH, Bound.BOTH, Bound.UPPER),
+    }
     for count, expected in table.items():
         assert tuple(quantiles.certified(count, q) for q in (0.5, 0.9, 0.99)) == expected
     assert quantiles.certified(298, 0.99) is Bound.NONE and quantiles.certified(368, 0.99) is Bound.BOTH
@@ -87,7 +91,9 @@ def test_no_samples_have_no_summary_and_nan_is_refused() -> None:
 # ---------------------------------------------------------------- bootstrap
 def test_bca_of_the_mean_is_scipys() -> None:
     values = lognormal(60, 7, sigma=0.8)
-    expected = stats.bootstrap((values,), np.mean, method="BCa", n_resamples=9_999, batch=500, rng=np.random.default_rng(1)).confidence_interval
+    expected = stats.bootstrap(
+        (values,), np.mean, method="BCa", n_resamples=9_999, batch=500, rng=np.random.default_rng(1)
+    ).confidence_interval
     assert bootstrap.mean_interval(values, 2) == pytest.approx(tuple(expected), rel=0.02)
 
 
@@ -153,8 +159,11 @@ def test_steady_window_leaves_out_ramps() -> None:
 
 
 def test_an_even_load_has_its_exact_rate() -> None:
-    rows = [(lane * 0.1 + 10 * turn, lane * 0.1 + 10 * turn, lane * 0.1 + 10 * (turn + 1), lane * 0.1 + 10 * (turn + 1), 200.0)
-            for lane in range(4) for turn in range(5)]
+    rows = [
+        (lane * 0.1 + 10 * turn, lane * 0.1 + 10 * turn, lane * 0.1 + 10 * (turn + 1), lane * 0.1 + 10 * (turn + 1), 200.0)
+        for lane in range(4)
+        for turn in range(5)
+    ]
     found = throughput.steady(spans(rows), 4)
     assert found is not None and found.level == 4
     assert found.tokens_per_s == pytest.approx(80, rel=0.01)
@@ -181,7 +190,11 @@ def test_holm_by_hand() -> None:
 @pytest.mark.parametrize("rounds", [1, 10])
 @pytest.mark.parametrize("seed", range(3))
 def test_eight_percent_is_found_and_nothing_is_not(rounds: int, seed: int) -> None:
-    base, same, slow = lognormal(300, seed, sigma=0.05), lognormal(300, seed + 50, sigma=0.05), 1.08 * lognormal(300, seed + 90, sigma=0.05)
+    base, same, slow = (
+        lognormal(300, seed, sigma=0.05),
+        lognormal(300, seed + 50, sigma=0.05),
+        1.08 * lognormal(300, seed + 90, sigma=0.05),
+    )
     worse = compare.quantile_delta(in_rounds(base, rounds), in_rounds(slow, rounds), 0.5, seed)
     equal = compare.quantile_delta(in_rounds(base, rounds), in_rounds(same, rounds), 0.5, seed)
     assert worse is not None and compare.not_worse(worse, 3) is Outcome.FAIL and worse.change is Change.WORSE
@@ -198,7 +211,11 @@ def test_throughput_turns_the_sign_and_says_so() -> None:
     base, less = np.full(20, 100.0) + np.arange(20) % 3, np.full(20, 90.0) + np.arange(20) % 3
     delta = compare.mean_delta(base, less, 1, Direction.HIGHER_IS_BETTER, paired=True)
     assert delta is not None and delta.percent == pytest.approx(-9.9, abs=0.2) and delta.absolute == pytest.approx(-10)
-    assert delta.change is Change.WORSE and compare.not_worse(delta, 5) is Outcome.FAIL and compare.not_worse(delta, 12) is Outcome.PASS
+    assert (
+        delta.change is Change.WORSE
+        and compare.not_worse(delta, 5) is Outcome.FAIL
+        and compare.not_worse(delta, 12) is Outcome.PASS
+    )
     back = compare.mean_delta(less, base, 1, Direction.HIGHER_IS_BETTER, paired=True)
     assert back is not None and compare.improved(back, 10) is Outcome.PASS and compare.improved(back, 12) is Outcome.FAIL
 
@@ -216,7 +233,12 @@ def test_interval_over_rounds_covers_a_shared_disturbance() -> None:
     rounds = {index: (1 + 0.1 * generator.normal()) * lognormal(40, index, sigma=0.02) for index in range(10)}
     other = {index: (1 + 0.1 * generator.normal()) * lognormal(40, index + 50, sigma=0.02) for index in range(10)}
     by_rounds = compare.quantile_delta(rounds, other, 0.5, 1)
-    flat = compare.quantile_delta({0: generator.permutation(np.concatenate(list(rounds.values())))}, {0: generator.permutation(np.concatenate(list(other.values())))}, 0.5, 1)
+    flat = compare.quantile_delta(
+        {0: generator.permutation(np.concatenate(list(rounds.values())))},
+        {0: generator.permutation(np.concatenate(list(other.values())))},
+        0.5,
+        1,
+    )
     assert by_rounds is not None and flat is not None and by_rounds.method == "rounds" and flat.method == "requests"
     width = [high - low for low, high in (by_rounds.interval_percent, flat.interval_percent)]
     assert width[0] > 1.5 * width[1]
