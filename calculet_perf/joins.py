@@ -58,6 +58,8 @@ class _Totals:
 
     ms: tuple[list[float | None], list[float | None]] = field(default_factory=lambda: (_nothing(), _nothing()))
     steps: list[int] = field(default_factory=lambda: [0, 0])
+    last: tuple[int, int, str] = (-1, -1, "")
+    """Of the steps that were a success: the largest (generation, step) and its board."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,15 @@ class StepJoin:
             if value is not None:
                 row[part] = (row[part] or 0.0) + value
         self._job(step)
+        good = step.output_status is None or step.output_status.lower() in GOOD_STATUS
+        if good and (place := (step.generation or 0, step.step, step.board or "")) > totals.last:
+            totals.last = place
         if step.vendor is not None:
             self.vendor_steps += 1
         status = step.output_status
         if status is not None:
             self.statuses[status] += 1
-            if status.lower() not in GOOD_STATUS:
+            if not good:
                 self.bad.append(BadStep(step.request_id, step.job_id, step.kind, step.step, status, step.board, step.generation))
 
     def _job(self, step: StepRecord) -> None:
@@ -137,6 +142,11 @@ class StepJoin:
         if step.batch is not None and step.kind == "decode":
             self._active += step.batch.active
             self._compiled += step.batch.compiled
+
+    def went_on(self, bad: BadStep) -> bool:
+        """The same sequence took a later step after this one on the same board and generation: its bad output was used."""
+        generation, step, board = self._requests[bad.request_id].last
+        return board == (bad.board or "") and generation == (bad.generation or 0) and step > bad.step
 
     def device(self) -> DeviceTotals:
         """Of all steps so far."""

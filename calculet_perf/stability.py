@@ -96,7 +96,8 @@ def trend_leak(
     else:
         outcome, why = LeakOutcome.NONE, "no growth beyond the budget; a leak of that size would have been found"
     return Finding(
-        resource=resource, board=board, outcome=outcome, why=why, method="trend", baseline=float(medians[0]), last=float(medians[-1]),
+        resource=resource, board=board, outcome=outcome, why=why, method="trend",
+        baseline=float(medians[0]), last=float(medians[-1]),
         slope_per_hour=trend.slope * HOUR_S, slope_low_per_hour=None if trend.low is None else trend.low * HOUR_S,
         horizon_growth=growth, budget=allowed, blocks=len(at), calibrated=calibrated, series=shown,
     )  # fmt: skip

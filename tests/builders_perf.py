@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from calculet_perf import rules as rules_package
+from calculet_perf.comparison import compare_runs
+from calculet_perf.evidence import Evidence, gather
 from calculet_perf.records import (
     Case,
     ClientNs,
@@ -21,6 +26,9 @@ from calculet_perf.records import (
     Workload,
     durations,
 )
+from calculet_perf.rules import RULES_FILE, Claim, Rules, parse_rules
+from calculet_perf.runinfo import GoldenOutcome, Returned, RunInfo
+from calculet_perf.verdict import Verdict, judge
 
 S, MS = 1_000_000_000, 1_000_000
 
@@ -86,3 +94,40 @@ def some_requests(
         )
         now += (ttft + tpot * 10 + 1) / 1e3
     return made
+
+
+def an_info(run_id: str = "run", **changes: Any) -> RunInfo:
+    """A complete run whose golden passed and whose resources came back."""
+    golden = [GoldenOutcome(moment=moment, passed=True, cases=3, source="self", failures=[]) for moment in ("before", "after")]
+    fields: dict[str, Any] = {
+        "run_id": run_id, "perf_version": "0", "manifest_sha256": "0" * 64, "matrix_sha256": "0" * 64, "matrix_name": "toy",
+        "status": "complete", "started_utc": "2026-01-01T00:00:00Z", "target": "http://127.0.0.1:1", "foreign": False, "golden": golden,
+        "returned": [Returned(resource="leased_buffers", board="b0", before=0, after=0, returned=True)], "injector_armed": False,
+    }  # fmt: skip
+    return RunInfo(**{**fields, **changes})
+
+
+def the_rules() -> Rules:
+    """As shipped."""
+    path = Path(rules_package.__file__).with_name(RULES_FILE)
+    return parse_rules(path.read_bytes(), path.name)
+
+
+def evidence(requests: Iterable[RequestRecord], info: RunInfo | None = None, **more: Any) -> Evidence:
+    """Of a run that consists of these requests; `steps`, `device`, `golden`, `cases`, `faults`, `stage` where a test has them."""
+    lists = {name: more.pop(name, ()) for name in ("golden", "steps", "device", "cases")}
+    return gather(info or an_info(), None, the_rules(), requests, **lists, **more)
+
+
+def verdict_on(found: Evidence, claim: str = "baseline", **more: Any) -> Verdict:
+    """The verdict on one run."""
+    return judge(found, the_rules(), "f" * 64, Claim(claim=claim, **more))
+
+
+def verdict_between(
+    base: Evidence, candidate: Evidence, claim: Claim | None = None, seed: int = 1, soak: Evidence | None = None
+) -> Verdict:
+    """The verdict on a candidate."""
+    rules, claim = the_rules(), claim or Claim(claim="rebuild")
+    comparison = compare_runs(base.cells, candidate.cells, rules.claims[claim.claim], claim, seed)
+    return judge(candidate, rules, "f" * 64, claim, base, comparison, soak)

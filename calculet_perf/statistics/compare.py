@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -98,8 +99,14 @@ class Delta:
         """One-sided p-value of "not worse than the limit": small means certainly beyond it."""
         sign = 1 if self.direction is Direction.LOWER_IS_BETTER else -1
         edge = math.log1p(sign * limit_percent / 100)
-        within = (self.log_ratios <= edge) if sign > 0 else (self.log_ratios >= edge)
-        return float((np.count_nonzero(within) + 1) / (len(self.log_ratios) + 1))
+        beyond = sign * (self.log_ratios - edge)
+        within = int(np.count_nonzero(beyond <= 0))
+        counted = (within + 1) / (len(beyond) + 1)
+        finite = beyond[np.isfinite(beyond)]
+        if within or len(finite) < len(beyond) or finite.std() == 0:
+            return counted
+        # No resample is within: the count only says "below 1 / 2000", which a correction for many gates would use up.
+        return min(counted, 1 - NormalDist().cdf(float(finite.mean() / finite.std())))
 
 
 def not_worse(delta: Delta, limit_percent: float, p_adjusted: float | None = None) -> Outcome:
@@ -166,19 +173,33 @@ def mean_delta(base: Floats, candidate: Floats, seed: int, direction: Direction,
 def noise_floor(rounds: Rounds, q: float, seed: int, splits: int = 200) -> float | None:
     """A/A control out of one run, in percent: how far a quantile moves when nothing changed.
 
-    Rounds are dealt into two halves many times; the 95th percentile of the halves' differences, scaled from half the samples to
-    all of them. None: fewer than `MIN_ROUNDS` rounds, or a quantile that is infinite.
+    Rounds (with fewer than `MIN_ROUNDS`: ten runs of requests that followed one another) are dealt into two halves many times; the
+    95th percentile of the halves' differences, scaled from half the samples to all of them. None: fewer than 20 samples, or a
+    quantile that is infinite.
     """
-    keys = sorted(rounds)
-    if len(keys) < MIN_ROUNDS:
+    parts = [rounds[key] for key in sorted(rounds)]
+    if _count(rounds) < 20:
         return None
-    generator, half = np.random.default_rng(seed), len(keys) // 2
+    if len(parts) < MIN_ROUNDS:
+        parts = np.array_split(_all(rounds), 10)
+    generator, half = np.random.default_rng(seed), len(parts) // 2
     moves = []
     for _ in range(splits):
-        order = generator.permutation(len(keys))
-        first = nearest_rank(np.sort(bootstrap.pooled([rounds[key] for key in keys], order[:half])), q)
-        second = nearest_rank(np.sort(bootstrap.pooled([rounds[key] for key in keys], order[half : 2 * half])), q)
+        order = generator.permutation(len(parts))
+        first = nearest_rank(np.sort(bootstrap.pooled(parts, order[:half])), q)
+        second = nearest_rank(np.sort(bootstrap.pooled(parts, order[half : 2 * half])), q)
         moves.append(abs(_log_ratio(first, second)))
+    worst = nearest_rank(np.sort(np.array(moves)), 0.95) / math.sqrt(2)
+    return _percent(worst) if math.isfinite(worst) else None
+
+
+def mean_noise_floor(parts: Floats, seed: int, splits: int = 200) -> float | None:
+    """The same for a mean over parts of a run. None: fewer than `MIN_ROUNDS` parts."""
+    if len(parts) < MIN_ROUNDS:
+        return None
+    generator, half = np.random.default_rng(seed), len(parts) // 2
+    orders = [generator.permutation(len(parts)) for _ in range(splits)]
+    moves = [abs(_log_ratio(float(parts[order[:half]].mean()), float(parts[order[half : 2 * half]].mean()))) for order in orders]
     worst = nearest_rank(np.sort(np.array(moves)), 0.95) / math.sqrt(2)
     return _percent(worst) if math.isfinite(worst) else None
 

@@ -75,6 +75,11 @@ def samples_needed(q: float, confidence: float = 0.95, both: bool = False) -> in
     return math.ceil(math.log(tail) / math.log(max(q, 1 - q) if both else q))
 
 
+def binomial_at_least(successes: int, count: int, probability: float) -> float:
+    """P(binomial(count, probability) >= successes)."""
+    return 1.0 if successes <= 0 else float(1 - _cdf(count, probability)[successes - 1])
+
+
 def _cdf(count: int, q: float) -> Floats:
     """P(binomial(count, q) <= k) for k = 0..count; exact to rounding, by ratios of neighbours."""
     k = np.arange(count)

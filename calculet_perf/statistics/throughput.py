@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from calculet_perf.statistics import Floats
+from calculet_perf.statistics.series import theil_sen
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,17 @@ def slices(spans: Spans, window: Steady, count: int = 20) -> Floats:
     edges = np.linspace(window.begin_s, window.end_s, count + 1)
     width = window.seconds / count
     return np.array([tokens_between(spans, float(low), float(high)) / width for low, high in pairwise(edges)])
+
+
+def backlog_grows(spans: Spans, window: Steady, parts: int = 20) -> bool:
+    """Whether the number of open requests went on growing: certainly rising, and by more than its own fluctuation."""
+    edges = np.linspace(window.begin_s, window.end_s, parts * 10)
+    started = np.searchsorted(np.sort(spans.start), edges, "right")
+    opened = (started - np.searchsorted(np.sort(spans.end), edges, "right")).astype(np.float64)
+    blocks = opened.reshape(parts, 10).mean(axis=1)
+    trend = theil_sen(np.arange(parts, dtype=np.float64), blocks)
+    allowed = 1 + 2 * np.sqrt(max(1.0, float(blocks[: parts // 4].mean())))
+    return trend.low is not None and trend.low > 0 and trend.slope * parts > allowed
 
 
 def _window(spans: Spans, concurrency: int | None) -> tuple[int, float, float]:

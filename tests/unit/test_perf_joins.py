@@ -85,6 +85,14 @@ def test_every_non_success_is_kept_even_when_the_request_succeeded() -> None:
     assert [(bad.request_id, bad.job_id, bad.status) for bad in join.bad] == [("r1", 99, "ccu_exception")]
 
 
+def test_a_sequence_that_went_on_after_a_bad_output_is_told_from_one_that_began_again() -> None:
+    bad = a_step(job=3, step=3, output_status="ccu_exception")
+    went_on = joined(a_step(job=1, step=0), bad, a_step(job=4, step=4))
+    assert went_on.went_on(went_on.bad[0])
+    again = joined(a_step(job=1, step=0), bad, *(a_step(job=9 + step, step=step, generation=2) for step in range(6)))
+    assert not again.went_on(again.bad[0])
+
+
 def test_steps_of_nobody_are_counted() -> None:
     join = joined(*whole_answer(), *whole_answer("golden", 4))
     join.apply(a_request())

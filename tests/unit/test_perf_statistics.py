@@ -248,7 +248,8 @@ def test_noise_floor_follows_the_noise() -> None:
     quiet = compare.noise_floor(in_rounds(lognormal(300, 1, sigma=0.02), 10), 0.5, 1)
     loud = compare.noise_floor(in_rounds(lognormal(300, 1, sigma=0.4), 10), 0.5, 1)
     assert quiet is not None and loud is not None and quiet < 0.6 < 3 < loud
-    assert compare.noise_floor(in_rounds(lognormal(30, 1), 3), 0.5, 1) is None
+    assert compare.noise_floor(in_rounds(lognormal(19, 1), 1), 0.5, 1) is None
+    assert compare.noise_floor(in_rounds(lognormal(300, 1, sigma=0.02), 1), 0.5, 1) == pytest.approx(quiet, abs=0.3)
 
 
 def test_failures_at_the_quantile_of_the_candidate_are_infinitely_worse() -> None:
