@@ -283,7 +283,7 @@ class Engine:
             else:
                 self.attempts.fail(seq, plan.error(), now_ns, out)
                 serving.release(seq, now_ns, out)
-        if self.trial is None and self.life.state is not ModelState.WARMING and self.life.package is not None:
+        if self.trial is None and self.life.state in (ModelState.READY, ModelState.DRAINING) and self.life.package is not None:
             self.trial = Trial([golden_stage(self.life.package.golden, serving.profiles[:1])])
 
     def _job_lost(self, event: events.JobLost, now_ns: int, out: Actions) -> None:

@@ -580,6 +580,29 @@ def test_a_fault_takes_the_other_bank_with_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "second",
+    [
+        Fault(refuse=ReturnCode.INVALID_SHAPE), Fault(refuse=ReturnCode.OTHER), Fault(refuse=ReturnCode.DEVICE_UNAVAILABLE),
+        Fault(status=OutputStatus.CCU_EXCEPTION), Fault(bad_row=0), Fault(lose=ReturnCode.TIMEOUT, late_ns=1 * S),
+    ],
+    ids=["shape", "other", "unavailable", "ccu", "nan", "lost"],
+)  # fmt: skip
+@pytest.mark.parametrize("refused_first", [False, True])
+def test_a_second_fault_finds_the_generation_stopped_already(second: Fault, refused_first: bool) -> None:
+    scheduler = a_scheduler((1,), executor={"max_inflight": 2})
+    driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=scheduler).ready()
+    stops = Fault(refuse=ReturnCode.INVALID_SHAPE)
+    driver.faults = iter([stops, second] if refused_first else [second, stops])
+    told = [driver.submit(1), driver.submit(2)]
+    driver.until(lambda: all(one.ended for one in told))
+    driver.run(100 * S)
+    assert driver.exit is None and driver.state in ("FAILED", "RECOVERING")
+    report = driver.engine.report(driver.now)
+    assert (report.inflight, report.waiting, report.active) == (0, 0, 0)
+    assert not driver.board.leased and driver.engine.load().cost == 0
+
+
+@pytest.mark.parametrize(
     ("fault", "state", "code", "wants_reset", "condemned"),
     [
         (Fault(refuse=ReturnCode.DEVICE_UNAVAILABLE), "RECOVERING", "model_recovering", True, False),
