@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import resource
 import secrets
 import signal
@@ -42,7 +43,7 @@ from calculet_router.fleet import LinkState, Roster
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
-from calculet_router.shell.telemetry import OTHER, RouterTelemetry
+from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
 from calculet_router.shell.worker_link import WorkerLink
 from calculet_router.tenants import Tenants
 
@@ -58,22 +59,24 @@ FIRST_LINKS_S = 1.0
 GLANCE_S = 0.01
 """A look at whether something that takes milliseconds has happened."""
 MAX_VIEW_BYTES = 16 << 20
+NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
+"""The prefix tells its files from those of other processes."""
 log = logging.getLogger("calculet.router")
 
 
 class RouterApp:
-    """One router. `run` returns the exit code."""
+    """One router, called `name`; several may serve a fleet. `run` returns the exit code."""
 
-    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig]) -> None:
+    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig], name: str = FIRST) -> None:
         config = fleet.config.router
-        self.fleet, self.config = fleet, config
+        self.fleet, self.config, self.name = fleet, config, name
         self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
         tenants = Tenants(fleet.config.tenants, time.monotonic_ns())
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
-        self.telemetry = RouterTelemetry(config)
+        self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
-        self.journal = Journal(fleet.journal("router"), journal.max_bytes, journal.keep)
+        self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
         self.draining = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -114,7 +117,7 @@ class RouterApp:
             self._loop.add_signal_handler(name, self._signalled)
         watch_death_pipe(self._keeper_gone)
         self._load_view()
-        metrics = await serve_metrics(self.fleet.metrics_socket("router"), self._own_exposition)
+        metrics = await serve_metrics(self.fleet.metrics_socket(self.name), self._own_exposition)
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(REPORT_S, self._report)
@@ -131,7 +134,7 @@ class RouterApp:
             await self._drain()
         finally:
             metrics.close()
-            self.fleet.metrics_socket("router").unlink(missing_ok=True)
+            self.fleet.metrics_socket(self.name).unlink(missing_ok=True)
             self._close()
         return ExitCode.OK
 
@@ -324,7 +327,9 @@ class RouterApp:
     async def exposition(self) -> bytes:
         """The whole fleet's metrics; a process that does not answer is missing."""
         names = ["supervisor", *(f"worker-{board.name}" for board in self.fleet.config.boards)]
-        others = await asyncio.gather(*(fetch_metrics(self.fleet.metrics_socket(name)) for name in names))
+        paths = [self.fleet.metrics_socket(name) for name in names]
+        paths += sorted(set(self.fleet.run_dir.glob("m-router*.sock")) - {self.fleet.metrics_socket(self.name)})
+        others = await asyncio.gather(*map(fetch_metrics, paths))
         return merge_expositions([self._own_exposition(), *others])
 
 
@@ -358,9 +363,15 @@ def tune_gc() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-async def serve(config: Path) -> int:
-    """Run a router for a fleet file until it is told to stop; the exit code."""
+async def serve(config: Path, name: str = FIRST) -> int:
+    """Run the router `name` for a fleet file until it is told to stop; the exit code.
+
+    Raises:
+        ConfigError: the file, a scheduler file, the name or the address cannot be used.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--name: {name!r} cannot be a router's name: router, or router-NAME")
     fleet = load_fleet(config)
     admissions = load_admissions(fleet)
     make_folders(fleet)
-    return await RouterApp(fleet, admissions).run()
+    return await RouterApp(fleet, admissions, name).run()
