@@ -154,12 +154,21 @@ class RouterConfig(_Section, frozen=True):
 
     listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
     """Address and port."""
-    max_connections: PositiveInt = 4096
-    """Above it a new connection gets 503 and is closed."""
+    max_connections: PositiveInt = 8192
+    """Above it the connections that have waited longest for their client's next word give way; when all are being answered a
+    new one gets 503 and is closed."""
+    max_connections_per_address: PositiveInt | None = None
+    """From one client address, above it 429; null: no limit (behind a proxy all have its address)."""
+    max_open_streams: PositiveInt = 4096
+    """Streamed answers that have not ended; above it 429."""
+    max_pipelined_requests: PositiveInt = 32
+    """Whole requests that may wait on one connection; reading pauses above it."""
     max_header_bytes: PositiveInt = 65_536
     """Above it 431."""
     max_body_bytes: PositiveInt = 16_777_216
     """Above it 413."""
+    max_buffered_body_bytes: PositiveInt = 268_435_456
+    """Bodies above 64 KiB that are being received, all together; above it the slowest get 429."""
     header_timeout_s: PositiveFloat = 20.0
     """From the first byte to the end of the headers."""
     body_timeout_s: PositiveFloat = 60.0
@@ -168,8 +177,12 @@ class RouterConfig(_Section, frozen=True):
     """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
     """Requests accepted and not ended; above it 429."""
-    max_output_buffer_bytes: PositiveInt = 1_048_576
-    """What a slow reader may leave unread before its request is cancelled."""
+    max_output_buffer_bytes: PositiveInt = 262_144
+    """What a stream's reader may leave unread here before its request is cancelled; as much may wait unsent in the kernel."""
+    write_timeout_s: PositiveFloat = 60.0
+    """A client that takes nothing of a whole answer for so long, or acknowledges nothing, is cut off."""
+    tcp_keepalive_s: PositiveFloat = 60.0
+    """Silence after which a connection's peer is probed; three probes without an answer, a third of it apart, end it."""
     ping_interval_s: PositiveFloat = 10.0
     """Silence after which a stream gets its headers and a comment line."""
     accept_timeout_ms: PositiveInt = 3_000

@@ -43,7 +43,10 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_lost_messages", "counter", "Gaps in a worker's sequence numbers"),
     Metric("router", "calculet_router_view_version", "gauge", "Version of the fleet view in use"),
     Metric("router", "calculet_router_workers", "gauge", "Worker links by state", ("state",)),
-    Metric("router", "calculet_router_limit", "gauge", "Configured limits", ("limit",)),
+    Metric("router", "calculet_router_limit", "gauge", "Configured limits and time-outs, by configuration key", ("limit",)),
+    Metric("router", "calculet_router_limit_hits", "counter", "Times that a limit or time-out of the HTTP server took effect, by configuration key", ("limit",)),
+    Metric("router", "calculet_router_streams", "gauge", "Open streams"),
+    Metric("router", "calculet_router_body_bytes", "gauge", "Bytes of large bodies that are being received"),
     # Worker: admission.
     Metric("worker", "calculet_worker_waiting_requests", "gauge", "Requests waiting for admission"),
     Metric("worker", "calculet_worker_waiting_prompt_tokens", "gauge", "Prompt tokens of waiting requests"),

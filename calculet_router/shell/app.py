@@ -81,7 +81,7 @@ class RouterApp:
         self._stop = asyncio.Event()
         self._quiet = asyncio.Event()
         self._signals = 0
-        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone)
+        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
             self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
         )
@@ -316,6 +316,8 @@ class RouterApp:
         collectors, links = self.telemetry.collectors, list(self.dispatcher.roster.links().values())
         collectors("calculet_router_inflight").set(self.dispatcher.inflight)
         collectors("calculet_router_connections").set(len(self._server.connections))
+        collectors("calculet_router_streams").set(self._server.streams)
+        collectors("calculet_router_body_bytes").set(self._server.body_bytes)
         collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
         for state in LinkState:
             collectors("calculet_router_workers", state=state.value).set(links.count(state.value))

@@ -58,7 +58,8 @@ class Reply:
         self._exchange, self._call = exchange, call
         self._answer: Answer | None = None
         self._ticket: Ticket | None = None
-        exchange.streaming = call.stream
+        if call.stream:
+            exchange.begin_stream()
         exchange.owner = self
 
     def open(self, ticket: Ticket) -> None:
@@ -149,6 +150,9 @@ class Endpoints:
             self._fail(exchange, error)
             return
         exchange.body = b""
+        if call.stream and (full := exchange.connection.server.no_stream_left()):
+            self._fail(exchange, full)
+            return
         label = None if exchange.label is None else exchange.label.decode()
         app.feed(
             events.CallArrived(Reply(exchange, call), call, int(time.time()), headers.get(b"authorization"), timeout_ms, label)

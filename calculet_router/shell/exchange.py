@@ -12,7 +12,7 @@ from calculet_core.errors import CalculetError
 from calculet_router.sse import PING, error_body, error_event
 
 if TYPE_CHECKING:
-    from calculet_router.shell.http_server import Connection
+    from calculet_router.shell.connection import Connection
 
 REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed",
@@ -34,8 +34,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_started", "body", "connection", "error", "finished", "headers", "http10", "idle_since", "keep_alive", "label", "may_ping",
-        "method", "owner", "streaming", "target",
+        "_started", "body", "connection", "error", "finished", "headers", "held", "http10", "idle_since", "keep_alive", "label",
+        "may_ping", "method", "owner", "streaming", "target",
     )  # fmt: skip
 
     def __init__(
@@ -57,12 +57,26 @@ class Exchange:
         self.owner: Any = None
         """Who produces the answer, while it does."""
         self.idle_since = 0.0
+        self.held = 0
+        """Bytes of its body that count against `max_buffered_body_bytes` until it is answered."""
+
+    def begin_stream(self) -> None:
+        """The answer will be a stream, unless it fails before its first byte."""
+        self.streaming = True
+        self.connection.server.streams += 1
+
+    def abandon(self) -> None:
+        """Nobody will read the answer."""
+        self.finished, self.owner = True, None
+        if self.streaming:
+            self.streaming = False
+            self.connection.server.streams -= 1
 
     def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
         """A whole answer; `headers` are complete lines. HEAD gets the headers alone."""
         if self.finished:
             return
-        self.finished, self.owner = True, None
+        self.abandon()
         connection = self.connection
         if not self.keep_alive or connection.server.draining:
             headers += b"connection: close\r\n"
@@ -99,7 +113,7 @@ class Exchange:
         """No more events."""
         if self.finished:
             return
-        self.finished, self.owner = True, None
+        self.abandon()
         if not self.http10:
             self.connection.write(b"0\r\n\r\n")
         self.connection.done(self)

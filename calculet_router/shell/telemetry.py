@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
+from msgspec.structs import fields
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -23,7 +24,6 @@ from calculet_router import actions
 
 OTHER = "other"
 """Label of a model that is not ours: labels come from a closed set."""
-LIMITS = ("max_connections", "max_inflight_requests", "max_body_bytes", "max_header_bytes", "max_output_buffer_bytes")
 CLIENT_LEFT = "499"
 """Status label of a call whose client left before an answer."""
 
@@ -39,8 +39,10 @@ class RouterTelemetry:
         self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self._first = Times("calculet_router_ttft_seconds", self.collectors)
         self._whole = Times("calculet_router_e2e_seconds", self.collectors)
-        for limit in LIMITS:
-            self.collectors("calculet_router_limit", limit=limit).set(getattr(config, limit))
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self.collectors("calculet_router_limit", limit=field.name).set(value)
 
     def ended(self, action: actions.Ended, model: str) -> None:
         """A call's end."""
@@ -63,6 +65,10 @@ class RouterTelemetry:
     def error(self, error: CalculetError) -> None:
         """An error that a client got."""
         self.count("calculet_router_errors", code=error.code)
+
+    def limited(self, limit: str) -> None:
+        """A limit of the configuration took effect."""
+        self.count("calculet_router_limit_hits", limit=limit)
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Any other counter of the catalogue."""
