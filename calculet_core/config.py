@@ -195,6 +195,8 @@ class RouterConfig(_Section, frozen=True):
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long streams may finish after SIGTERM."""
+    require_keys: bool = False
+    """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
 
 class BoardConfig(_Section, frozen=True):
@@ -233,6 +235,8 @@ class TenantConfig(_Section, frozen=True):
     """Prompt tokens waiting at once."""
     requests_per_s: PositiveFloat | None = None
     """Request rate; bursts of one second."""
+    models: tuple[Alias, ...] = ()
+    """Aliases that it may use; empty: all."""
 
 
 class RestartConfig(_Section, frozen=True):
@@ -320,6 +324,12 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    aliases = {model.alias for model in config.models}
+    for index, tenant in enumerate(config.tenants):
+        for place, alias in enumerate(tenant.models):
+            if alias not in aliases:
+                where, known = f"{source}: $.tenants[{index}].models[{place}]", ", ".join(sorted(aliases))
+                raise ConfigError(f"{where}: no model has the alias {alias!r} (aliases: {known})")
     names = {board.name for board in config.boards}
     owner: dict[str, str] = {}
     for index, model in enumerate(config.models):

@@ -42,6 +42,7 @@ from calculet_router.fleet import LinkState, Roster
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
+from calculet_router.shell.keys import LOOK_S, KeyWatch
 from calculet_router.shell.telemetry import OTHER, RouterTelemetry
 from calculet_router.shell.worker_link import WorkerLink
 from calculet_router.tenants import Tenants
@@ -69,7 +70,8 @@ class RouterApp:
         self.fleet, self.config = fleet, config
         self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
-        tenants = Tenants(fleet.config.tenants, time.monotonic_ns())
+        tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
+        self._keys = KeyWatch(fleet.keys, tenants.take_keys)
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
         self.telemetry = RouterTelemetry(config)
         journal = fleet.config.journal
@@ -117,6 +119,7 @@ class RouterApp:
         metrics = await serve_metrics(self.fleet.metrics_socket("router"), self._own_exposition)
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
+        self._every(LOOK_S, self._keys.look)
         self._every(REPORT_S, self._report)
         self._knock()
         if watchdog := watchdog_interval_s():
@@ -318,6 +321,12 @@ class RouterApp:
         collectors("calculet_router_connections").set(len(self._server.connections))
         collectors("calculet_router_streams").set(self._server.streams)
         collectors("calculet_router_body_bytes").set(self._server.body_bytes)
+        tenants = self.dispatcher.tenants
+        for tenant, active in tenants.active.items():
+            collectors("calculet_router_tenant_active", tenant=tenant).set(active)
+        collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
+        collectors("calculet_router_keys_version").set(tenants.keys_version)
+        collectors("calculet_router_keys_usable").set(self._keys.usable)
         collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
         for state in LinkState:
             collectors("calculet_router_workers", state=state.value).set(links.count(state.value))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calculet_core.errors import CalculetError
+from calculet_router.actions import Ticket
 from calculet_router.sse import PING, error_body, error_event
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Exchange:
 
     __slots__ = (
         "_started", "body", "connection", "error", "finished", "headers", "held", "http10", "idle_since", "keep_alive", "label",
-        "may_ping", "method", "owner", "streaming", "target",
+        "may_ping", "method", "owner", "streaming", "target", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,8 @@ class Exchange:
         """For `x-request-id`: the client's, else ours once it is minted."""
         self.owner: Any = None
         """Who produces the answer, while it does."""
+        self.ticket: Ticket | None = None
+        """Of a call: what the head says of the tenant's limits."""
         self.idle_since = 0.0
         self.held = 0
         """Bytes of its body that count against `max_buffered_body_bytes` until it is answered."""
@@ -78,6 +81,8 @@ class Exchange:
             return
         self.abandon()
         connection = self.connection
+        if self.ticket is not None:
+            headers += self.ticket.headers
         if not self.keep_alive or connection.server.draining:
             headers += b"connection: close\r\n"
         if self.label is not None:
@@ -130,6 +135,8 @@ class Exchange:
     def _start(self) -> None:
         self._started = True
         head = _STREAM_HEAD % self.connection.server.date
+        if self.ticket is not None:
+            head += self.ticket.headers
         if self.label is not None:
             head += b"x-request-id: %b\r\n" % self.label
         if not self.http10:

@@ -36,6 +36,8 @@ class RouterTelemetry:
         self.requests = self.failed = self.resent = 0
         self._ended: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
+        self._tenants: dict[tuple[str, str], list[int]] = {}
+        """(tenant, outcome) -> requests, prompt tokens, generated tokens."""
         self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self._first = Times("calculet_router_ttft_seconds", self.collectors)
         self._whole = Times("calculet_router_e2e_seconds", self.collectors)
@@ -50,9 +52,16 @@ class RouterTelemetry:
         status = str(error.http_status) if error is not None else "200" if action.outcome == "completed" else CLIENT_LEFT
         self._ended[model, action.outcome, status] += 1
         self.requests += 1
+        sums = self._tenants.get((action.tenant, action.outcome))
+        if sums is None:
+            sums = self._tenants[action.tenant, action.outcome] = [0, 0, 0]
+        sums[0] += 1
+        sums[1] += action.prompt_tokens
+        sums[2] += action.generated_tokens
         if error is not None:
             self.failed += 1
             self.error(error)
+            self.count("calculet_router_tenant_refusals", tenant=action.tenant, code=error.code)
         if action.prompt_tokens:
             self._tokens["calculet_router_prompt_tokens", model] += action.prompt_tokens
         if action.generated_tokens:
@@ -88,7 +97,11 @@ class RouterTelemetry:
             collectors(name, model=model).inc(amount)
         for (name, labels), amount in self._others.items():
             collectors(name, **dict(labels)).inc(amount)
-        for kept in (self._ended, self._tokens, self._others):
+        for (tenant, outcome), (requests, prompts, generated) in self._tenants.items():
+            collectors("calculet_router_tenant_requests", tenant=tenant, outcome=outcome).inc(requests)
+            collectors("calculet_router_tenant_tokens", tenant=tenant, kind="prompt").inc(prompts)
+            collectors("calculet_router_tenant_tokens", tenant=tenant, kind="generated").inc(generated)
+        for kept in (self._ended, self._tokens, self._others, self._tenants):
             kept.clear()
 
 

@@ -6,6 +6,7 @@ import click
 
 from calculet_supervisor.commands.config import config
 from calculet_supervisor.commands.drain import drain
+from calculet_supervisor.commands.keys import keys
 from calculet_supervisor.commands.package import package
 from calculet_supervisor.commands.restart import restart
 from calculet_supervisor.commands.resume import resume
@@ -15,4 +16,4 @@ from calculet_supervisor.commands.stop import stop
 from calculet_supervisor.commands.up import up
 from calculet_supervisor.commands.version import version
 
-COMMANDS: tuple[click.Command, ...] = (up, status, drain, resume, stop, start, restart, config, package, version)
+COMMANDS: tuple[click.Command, ...] = (up, status, drain, resume, stop, start, restart, keys, config, package, version)
