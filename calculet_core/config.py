@@ -283,6 +283,15 @@ class JournalConfig(_Section, frozen=True):
     """Older files to keep."""
 
 
+class UsageConfig(_Section, frozen=True):
+    """Records of what tenants used: `STATE_DIR/usage/usage-DATE.jsonl`, one line for each request."""
+
+    keep_days: PositiveInt = 400
+    """Files of older days are removed."""
+    sync_interval_ms: PositiveInt = 1_000
+    """Synced to disk at most so often; a power cut loses what came since."""
+
+
 class FleetConfig(_Section, frozen=True):
     """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
 
@@ -302,6 +311,7 @@ class FleetConfig(_Section, frozen=True):
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     journal: JournalConfig = JournalConfig()
+    usage: UsageConfig = UsageConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 

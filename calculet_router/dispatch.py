@@ -117,9 +117,13 @@ class Dispatcher:
             flight = Flight(ongoing, request_id, index, call.prompts[index // call.n], _seeded(call, sampling, index))
             ongoing.flights.append(flight)
             self._flights[request_id] = flight
-            data = {"model": alias.alias, "tenant": tenant.name}
+            data: dict[str, Any] = {"model": alias.alias, "tenant": tenant.name}
+            if identity.key is not None:
+                data["key"] = identity.key
             if event.label is not None:
                 data["label"] = event.label
+            if choice := index % call.n:
+                data["choice"] = choice
             out.append(
                 Entry(history.REQUEST_ACCEPTED, now_ns, request_id, None, None, None, None, None, data, float(event.created_s))
             )

@@ -14,6 +14,7 @@ from calculet_supervisor.commands.start import start
 from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
 from calculet_supervisor.commands.up import up
+from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
-COMMANDS: tuple[click.Command, ...] = (up, status, drain, resume, stop, start, restart, keys, config, package, version)
+COMMANDS: tuple[click.Command, ...] = (up, status, drain, resume, stop, start, restart, keys, usage, config, package, version)
