@@ -154,12 +154,21 @@ class RouterConfig(_Section, frozen=True):
 
     listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
     """Address and port."""
-    max_connections: PositiveInt = 4096
-    """Above it a new connection gets 503 and is closed."""
+    max_connections: PositiveInt = 8192
+    """Above it the connections that have waited longest for their client's next word give way; when all are being answered a
+    new one gets 503 and is closed."""
+    max_connections_per_address: PositiveInt | None = None
+    """From one client address, above it 429; null: no limit (behind a proxy all have its address)."""
+    max_open_streams: PositiveInt = 4096
+    """Streamed answers that have not ended; above it 429."""
+    max_pipelined_requests: PositiveInt = 32
+    """Whole requests that may wait on one connection; reading pauses above it."""
     max_header_bytes: PositiveInt = 65_536
     """Above it 431."""
     max_body_bytes: PositiveInt = 16_777_216
     """Above it 413."""
+    max_buffered_body_bytes: PositiveInt = 268_435_456
+    """Bodies above 64 KiB that are being received, all together; above it the slowest get 429."""
     header_timeout_s: PositiveFloat = 20.0
     """From the first byte to the end of the headers."""
     body_timeout_s: PositiveFloat = 60.0
@@ -168,8 +177,12 @@ class RouterConfig(_Section, frozen=True):
     """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
     """Requests accepted and not ended; above it 429."""
-    max_output_buffer_bytes: PositiveInt = 1_048_576
-    """What a slow reader may leave unread before its request is cancelled."""
+    max_output_buffer_bytes: PositiveInt = 262_144
+    """What a stream's reader may leave unread here before its request is cancelled; as much may wait unsent in the kernel."""
+    write_timeout_s: PositiveFloat = 60.0
+    """A client that takes nothing of a whole answer for so long, or acknowledges nothing, is cut off."""
+    tcp_keepalive_s: PositiveFloat = 60.0
+    """Silence after which a connection's peer is probed; three probes without an answer, a third of it apart, end it."""
     ping_interval_s: PositiveFloat = 10.0
     """Silence after which a stream gets its headers and a comment line."""
     accept_timeout_ms: PositiveInt = 3_000
@@ -182,6 +195,8 @@ class RouterConfig(_Section, frozen=True):
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long streams may finish after SIGTERM."""
+    require_keys: bool = False
+    """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
 
 class BoardConfig(_Section, frozen=True):
@@ -220,6 +235,8 @@ class TenantConfig(_Section, frozen=True):
     """Prompt tokens waiting at once."""
     requests_per_s: PositiveFloat | None = None
     """Request rate; bursts of one second."""
+    models: tuple[Alias, ...] = ()
+    """Aliases that it may use; empty: all."""
 
 
 class RestartConfig(_Section, frozen=True):
@@ -266,6 +283,15 @@ class JournalConfig(_Section, frozen=True):
     """Older files to keep."""
 
 
+class UsageConfig(_Section, frozen=True):
+    """Records of what tenants used: `STATE_DIR/usage/usage-DATE.jsonl`, one line for each request."""
+
+    keep_days: PositiveInt = 400
+    """Files of older days are removed."""
+    sync_interval_ms: PositiveInt = 1_000
+    """Synced to disk at most so often; a power cut loses what came since."""
+
+
 class FleetConfig(_Section, frozen=True):
     """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
 
@@ -285,6 +311,7 @@ class FleetConfig(_Section, frozen=True):
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     journal: JournalConfig = JournalConfig()
+    usage: UsageConfig = UsageConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 
@@ -307,6 +334,12 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    aliases = {model.alias for model in config.models}
+    for index, tenant in enumerate(config.tenants):
+        for place, alias in enumerate(tenant.models):
+            if alias not in aliases:
+                where, known = f"{source}: $.tenants[{index}].models[{place}]", ", ".join(sorted(aliases))
+                raise ConfigError(f"{where}: no model has the alias {alias!r} (aliases: {known})")
     names = {board.name for board in config.boards}
     owner: dict[str, str] = {}
     for index, model in enumerate(config.models):
