@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import click
 
+from calculet_perf.commands.compare import compare
 from calculet_perf.commands.history import history
+from calculet_perf.commands.report import report
 from calculet_perf.commands.schema import schema
+from calculet_perf.commands.verify import verify
 
 COMMANDS: tuple[click.Command, ...] = (
+    report,
+    compare,
+    verify,
     history,
     schema,
 )
