@@ -16,4 +16,3 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
     """Simulated packages, built once."""
     return Packages(tmp_path_factory.mktemp("packages"))
 
-sys.path.insert(0, str(Path(__file__).parent / "simulation"))
