@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simulation.worker import WorkerHost
     from simulation.world import World
 
+COMMAND_SLACK_NS = 30 * S
 DEADLINE_SLACK_NS = 3 * S
 """The router's grace and its sweeps, and a router that was paused is late by its pause."""
 
@@ -66,15 +67,15 @@ class FleetChecker:
     def __init__(self, world: World) -> None:
         self._world = world
         settings = world.settings
-        budgets = history.Budgets(
-            resets=settings.recovery.max_resets_per_10min, reset_window_ns=WINDOW_NS,
-        )  # fmt: skip
-        self.core = history.Checker(budgets, world.clients_expected)
+        self.core = history.Checker(history.Budgets(), world.clients_expected)
         self.violations: list[Violation] = self.core.violations
         self._generations: dict[tuple[int, int], int] = {}
         self._accepted: dict[int, int] = {}
         self._ready: dict[str, int] = {}
         self._restarts: dict[str, list[int]] = defaultdict(list)
+        self._resets: dict[str, list[int]] = defaultdict(list)
+        self._unsaved: dict[str, list[int]] = defaultdict(list)
+        """Restarts whose spend is not on the disk yet."""
         self._weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         self._capped = {tenant.name for tenant in settings.tenants if tenant.max_active is not None}
         self._shares: dict[tuple[str, int, int], FairShares] = {}
@@ -90,7 +91,7 @@ class FleetChecker:
             history.ATTEMPT_ADMITTED: self._attempt_admitted,
             history.BOARD_GENERATION: self._generation_state,
             history.FLEET_WORKER_EXITED + ".truth": self._exited,
-            history.FLEET_WORKER_STARTED: self._started,
+            history.BOARD_RESET: self._reset,
             history.BOARD_IDLE: self._idle,
         }
 
@@ -180,16 +181,34 @@ class FleetChecker:
         """An operator's word bypasses the restart budget."""
         self._restarts[board].clear()
 
-    def _started(self, event: Event, source: Any) -> None:
-        if not event.data.get("automatic"):
-            return
-        board, config = event.board or "", self._world.settings.supervision.restart
-        self._forgive(board, event.t)
-        window_ns = int(config.window_s * S)
-        recent = [at for at in self._restarts[board] if at > event.t - window_ns] + [event.t]
-        self._restarts[board] = recent
-        if len(recent) > config.max_restarts:
-            self.broken("within_budget", f"{board}: {len(recent)} restarts in {config.window_s:g} s, {config.max_restarts} allowed")
+    def restarted(self, board: str) -> None:
+        """A supervisor starts a worker again of its own accord."""
+        config, now = self._world.settings.supervision.restart, self._world.timeline.now
+        self._forgive(board, now)
+        self._spend(self._restarts[board], now, int(config.window_s * S), config.max_restarts, f"restarts of {board}")
+
+        self._unsaved[board].append(now)
+
+    def saved(self, kind: str, board: str) -> None:
+        """A spend was committed."""
+        if kind == "restart" and self._unsaved[board]:
+            self._unsaved[board].pop(0)
+
+    def supervisor_died(self) -> None:
+        """A worker is started although its spend cannot be saved: its successor knows nothing of that one."""
+        for board, times in self._unsaved.items():
+            self._restarts[board] = [at for at in self._restarts[board] if at not in times]
+        self._unsaved.clear()
+
+    def _reset(self, event: Event, source: Any) -> None:
+        """What counts is what really happened to the board. Commands may be under way for some seconds."""
+        board, limit = event.board or "", self._world.settings.recovery.max_resets_per_10min
+        self._spend(self._resets[board], event.t, WINDOW_NS - COMMAND_SLACK_NS, limit, f"resets of {board}")
+
+    def _spend(self, spends: list[int], now_ns: int, window_ns: int, limit: int, what: str) -> None:
+        spends[:] = [at for at in spends if at > now_ns - window_ns] + [now_ns]
+        if len(spends) > limit:
+            self.broken("within_budget", f"{len(spends)} {what} within {window_ns / S:g} s, {limit} allowed")
 
     # ---------------------------------------------------------------- the device
     def _idle(self, event: Event, worker: WorkerHost) -> None:

@@ -63,7 +63,7 @@ class VirtualBoard:
 
     def __init__(self, hardware: Hardware, sim: SimBoard) -> None:
         self._hardware, self.sim, self._timeline = hardware, sim, hardware.timeline
-        self._done: list[Completion] = []
+        self.done: list[Completion] = []
         self._lying = False
 
     def submit(self, job: Job, engine: EngineBank = EngineBank.AUTO) -> JobHandle | ReturnCode:
@@ -71,11 +71,11 @@ class VirtualBoard:
 
     def wait_any(self, timeout_ns: int) -> Completion | ReturnCode:
         """Never waits."""
-        if not self._done:
-            self._done = self.sim.collect(self._timeline.now)
-            if not self._done:
+        if not self.done:
+            self.done = self.sim.collect(self._timeline.now)
+            if not self.done:
                 return ReturnCode.TIMEOUT
-        found = self._done.pop(0)
+        found = self.done.pop(0)
         if self._lying and found.logits is not None:
             found = dataclasses.replace(found, logits=np.roll(found.logits, 1, axis=1))
         return found
@@ -92,14 +92,14 @@ class VirtualBoard:
         return self.sim.configure(package, generation)
 
     def reset_configuration(self) -> ReturnCode:
-        return ReturnCode.DEVICE_BUSY if self._done else self.sim.reset_configuration()
+        return ReturnCode.DEVICE_BUSY if self.done else self.sim.reset_configuration()
 
     def reset(self) -> ReturnCode:
         self._hardware.stuck, self._hardware.busy_until_ns, self._lying = False, 0, False
         self._hardware.resets += 1
-        for completion in self._done:
+        for completion in self.done:
             self.sim.give_back(completion)
-        self._done = []
+        self.done = []
         return self.sim.reset()
 
     def close(self) -> None:
@@ -184,13 +184,17 @@ class DeviceThread:
         self._poll_ns = None
         if self._working:
             return  # polled when the work is done
+        board, device, now = self.board, self.device, self._timeline.now
         while not isinstance(found := self._wait(), ReturnCode):
             self.deadlines.pop(found.job_id, None)
             self._unproven.discard(found.job_id)
             self._deliver(events.JobCompleted(found))
-        self._poll_at(self.board.sim.next_done_ns())
-        due = [held.due_ns for held in self.device._held if held.due_ns is not None]
-        self._poll_at(min(due, default=None))
+            next_ns = board.sim.next_done_ns()
+            if not board.done and not device._due and not device._held and (next_ns is None or next_ns > now):
+                break
+        self._poll_at(board.sim.next_done_ns())
+        if device._held:
+            self._poll_at(min((held.due_ns for held in device._held if held.due_ns is not None), default=None))
 
     def _wait(self) -> Completion | ReturnCode:
         real, faulty.time = faulty.time, self._timeline  # type: ignore[assignment]

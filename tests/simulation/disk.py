@@ -83,6 +83,10 @@ class VirtualStore(Store):
         """Everything, at a start."""
         return self._transact(self._recall)
 
+    def _spend(self, kind: str, board: str) -> None:
+        super()._spend(kind, board)
+        self._process.world.checker.saved(kind, board)
+
     async def publish(self, view: FleetView, at_least: int, file: Path) -> FleetView:
         published = await self._do(lambda: self._publish(view, at_least))
         await self._do(lambda: self._write_file(msgspec.json.encode(published)))

@@ -136,6 +136,7 @@ class Keeper:
             self._timeline.after(self._delay(process), self._start_router, process.name)
         else:
             self.supervisor = self._attached = None
+            world.checker.supervisor_died()
             world.note("supervisor died", words)
             self._timeline.after(self._delay(process), self._start_supervisor)
 

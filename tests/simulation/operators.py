@@ -70,7 +70,8 @@ class Operators:
                 self._world.saw("an act was refused")
                 self._world.checker.unanswered(board)
                 if verb in BACK.values():
-                    self._timeline.after(2 * S, self.ask, verb, board)
+                    self.busy += 1
+                    self._timeline.after(2 * S, self._back, verb, board)
 
         def expired() -> None:
             if waiting[0]:

@@ -58,6 +58,10 @@ class Process:
         """kill -9 after so many more actions."""
         self._crash_after = actions
 
+    def forget_crash(self) -> None:
+        """The arranged crash does not come."""
+        self._crash_after = None
+
     def stop(self) -> None:
         """SIGSTOP."""
         self.stopped = True

@@ -10,12 +10,12 @@ import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from calculet_core.clock import S
 from calculet_core.history import Violation
-from simulation.scenario import Scenario
+from simulation.scenario import Scenario, Settings, Traffic
 from simulation.timeline import START_NS, Livelock
 from simulation.world import World
 
@@ -135,9 +135,13 @@ def _fewer(items: tuple[T, ...], still: Callable[[tuple[T, ...]], bool]) -> tupl
 
 def as_code(scenario: Scenario) -> str:
     """The scenario as it can be put into a test."""
-    parts: list[Any] = [f"rough({scenario.seed})", f"seconds={scenario.seconds}", f"boards={scenario.boards}", f"routers={scenario.routers}"]
-    parts.append(f"faults=({''.join(f'{fault!r}, ' for fault in scenario.faults)})")
-    parts.append(f"acts=({''.join(f'{act!r}, ' for act in scenario.acts)})")
+    parts = [f"{scenario.seed}, {scenario.seconds}, {scenario.boards}, {scenario.routers}"]
+    if scenario.traffic != Traffic():
+        changed = (one for one in fields(Traffic) if getattr(scenario.traffic, one.name) != one.default)
+        parts.append(f"Traffic({', '.join(f'{one.name}={getattr(scenario.traffic, one.name)!r}' for one in changed)})")
+    if scenario.settings != Settings():
+        parts.append("settings=...")
+    parts += [f"{name}=({''.join(f'{one!r}, ' for one in found)})" for name, found in (("faults", scenario.faults), ("acts", scenario.acts)) if found]
     if scenario.requests is not None:
         parts.append(f"requests=frozenset({sorted(scenario.requests)})")
-    return f"replace({', '.join(parts)})"
+    return f"Scenario({', '.join(parts)})"

@@ -20,6 +20,7 @@ from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.shell.control import Caller
 from calculet_supervisor.shell.sightings import Sightings
+from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.store import Wanted
 from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import (
@@ -79,6 +80,7 @@ class SupervisorHost(Process):
         self.resets = Resets(dict.fromkeys(world.boards, limit), _spends(memory.spends, "reset"))
         self.reconciler = Reconciler(settings.supervision, self.resets, self.rng, memory.view, _spends(memory.spends, "restart"))
         self.view = memory.view
+        self._spending = Spending(self.store)
         self._verbs = Verbs(self).table()  # type: ignore[arg-type]
         self._peers: dict[bytes, Link] = {}
         self._publishing: Publish | None = None
@@ -98,6 +100,7 @@ class SupervisorHost(Process):
             self.sightings.started(board, pid)
         self._sees = self.serving = True
         self.later(0, self._tick)
+        self.later(STORE_RETRY_NS, self._settle_spends)
 
     # ---------------------------------------------------------------- what is wanted
     def wish(self, board: str) -> BoardWish:
@@ -168,9 +171,9 @@ class SupervisorHost(Process):
 
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:
-        assert self.store is not None
         if action.automatic:
-            self._task(self.store.spend("restart", action.board))
+            self.world.checker.restarted(action.board)
+            self._task(self._spending.save("restart", action.board))
         self.world.keeper.start(action.board)
 
     def _abort(self, action: Abort) -> None:
@@ -186,9 +189,9 @@ class SupervisorHost(Process):
         self._send(action.board, wire.LoadModel(action.seq, generation, placement.alias, placement.package, placement.digest))
 
     async def _grant(self, action: Grant) -> None:
-        assert self.store is not None
         if action.spend:
-            await self.store.spend("reset", action.board)
+            await self._spending.save("reset", action.board)
+        await self._spending.settle("reset", action.board)
         self._send(action.board, wire.GrantReset(action.seq, await self._mint()))
 
     async def _mint(self) -> int:
@@ -203,6 +206,11 @@ class SupervisorHost(Process):
     def _answer(self, identity: bytes, message: wire.Message) -> bool:
         link = self._peers.get(identity)
         return link is not None and link.identity == identity and link.server is self and link.answer(wire.encode(message))
+
+    def _settle_spends(self) -> None:
+        self.later(STORE_RETRY_NS, self._settle_spends)
+        if self._spending.owes:
+            self._task(self._spending.settle_all())
 
     def _publish(self, action: Publish) -> None:
         idle, self._publishing = self._publishing is None, action

@@ -86,10 +86,9 @@ class World:
             self._settle()
             self.checker.finish()
         finally:
-            for process in [*self.keeper.workers.values(), *self.keeper.routers.values(), self.keeper.supervisor]:
-                if process is not None:
-                    process.has_ended()
-                    self._count_firings(process)
+            for process in self.processes():
+                process.has_ended()
+                self._count_firings(process)
             self.disk.close()
         if self.checker.fair_looks:
             self.sometimes["fairness was judged"] += self.checker.fair_looks
@@ -107,14 +106,16 @@ class World:
                 self._settle()
                 self.checker.finish()
         finally:
-            if self.keeper.supervisor is not None:
-                self.keeper.supervisor.has_ended()
+            for process in self.processes():
+                process.has_ended()
             self.disk.close()
         return self.checker.rules() & rules
 
     def _settle(self) -> None:
         self.clients.quiet = self.injector.quiet = True
         self.armed.clear()
+        for process in self.processes():
+            process.forget_crash()
         for worker in self.keeper.workers.values():
             if worker.booted:
                 worker.plan.faults = []
@@ -227,6 +228,12 @@ class World:
         return self._hash.hexdigest()
 
     # ---------------------------------------------------------------- who is where
+    def processes(self) -> list[Process]:
+        """All that live."""
+        keeper = self.keeper
+        supervisor = [keeper.supervisor] if keeper.supervisor is not None else []
+        return [*keeper.workers.values(), *keeper.routers.values(), *supervisor]
+
     def rng(self, name: str) -> random.Random:
         """An own source for each purpose."""
         return stream(self.scenario.seed, name)
