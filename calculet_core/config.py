@@ -161,6 +161,8 @@ class RouterConfig(_Section, frozen=True):
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long streams may finish after SIGTERM."""
+    drain_idle_s: PositiveFloat = 1.0
+    """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
 
 
 class BoardConfig(_Section, frozen=True):

@@ -1,7 +1,8 @@
 """The router process: it owns the loop, performs the dispatcher's actions, and lives without a supervisor.
 
-At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, lets
-streams finish within their drain time, and ends with 0; a second signal ends at once.
+At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, serves
+what its connections still bring, lets streams finish within their drain time, and ends with 0; a second signal ends at once. A
+listening socket that systemd passed stays open meanwhile: who connects waits for another router on it, or for the successor.
 """
 
 from __future__ import annotations
@@ -77,12 +78,12 @@ class RouterApp:
         self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
-        self.draining = False
+        self.draining = self.closed = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[tuple[str, int], WorkerLink] = {}
         self._stop = asyncio.Event()
-        self._quiet = asyncio.Event()
+        self._hurry = False
         self._signals = 0
         self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone)
         self._supervisor = connect_dealer(
@@ -144,6 +145,11 @@ class RouterApp:
             found = [socket.socket(fileno=fd) for fd in inherited]
             for sock in found:
                 sock.setblocking(False)
+            if self._url(found) != f"http://{self.config.listen}":
+                log.warning(
+                    "systemd listens at %s, router.listen says %s: run `calculet install` again and restart its socket unit",
+                    self._url(found), self.config.listen,
+                )  # fmt: skip
             return found
         try:
             return [bind(self.config.listen)]
@@ -174,32 +180,31 @@ class RouterApp:
         self._signals += 1
         if self._signals > 1:
             log.warning("second signal: ending at once, calls=%d", self.dispatcher.calls)
-            self._quiet.set()
+            self._hurry = True
         self._stop.set()
 
     def _keeper_gone(self) -> None:
         log.warning("the keeper is gone")
-        self._quiet.set()
+        self._hurry = True
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Streams may finish; what is left at the end is cancelled, and its client told."""
+        """Streams may finish, and open connections may bring what was on its way; what is left at the end is cancelled and told."""
         self.draining = True
         sd_notify("STOPPING=1")
         log.info("draining calls=%d", self.dispatcher.calls)
         self._server.stop_listening()
-        if self.dispatcher.calls:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.drain_timeout_s):
-                    await self._quiet.wait()
+        deadline_s = self._loop.time() + self.config.drain_timeout_s
+        while not self._hurry and (not self._server.drained() or self.dispatcher.calls) and self._loop.time() < deadline_s:
+            await asyncio.sleep(GLANCE_S)
+        self.closed = True
         for connection in list(self._server.connections):
             if connection.exchange is not None and connection.exchange.owner is not None:
                 owner = connection.exchange.owner
                 self.feed(events.ClientGone(owner, "the router is shutting down", ShuttingDown.code))
                 owner.fail(ShuttingDown("the router is shutting down"))
-        await asyncio.sleep(0)
-        for connection in list(self._server.connections):
-            connection.close_if_idle()
+        await asyncio.sleep(0)  # what was said last is written at the end of the loop's pass
+        self._server.drained(over=True)
         await asyncio.sleep(GLANCE_S)
 
     def _close(self) -> None:
@@ -263,8 +268,6 @@ class RouterApp:
     def _ended(self, action: actions.Ended) -> None:
         model = action.alias if self.dispatcher.aliases.known(action.alias) else OTHER
         self.telemetry.ended(action, model)
-        if self.draining and not self.dispatcher.calls:
-            self._quiet.set()
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)

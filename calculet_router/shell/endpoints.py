@@ -35,6 +35,9 @@ class App(Protocol):
 
     dispatcher: Dispatcher
     draining: bool
+    """SIGTERM was heard: what open connections bring is still served."""
+    closed: bool
+    """The drain is over."""
 
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher and do what it wants."""
@@ -138,7 +141,7 @@ class Endpoints:
     # ---------------------------------------------------------------- calls
     def _call(self, exchange: Exchange, parse: Callable[[bytes], Call]) -> None:
         headers, app = exchange.headers, self._app
-        if app.draining:
+        if app.closed:
             self._fail(exchange, ShuttingDown("the router is shutting down"))
             return
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -65,12 +66,19 @@ class HttpServer:
             self._servers.append(await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=1024))
 
     def stop_listening(self) -> None:
-        """Accept nobody more; idle connections close, the others after their answer."""
+        """Accept nobody more. Connections go one by one, none of them under a request: see `drained`."""
         self.draining = True
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
-            connection.close_if_idle()
+            connection.expect_little()
+
+    def drained(self, *, over: bool = False) -> bool:
+        """Close what was idle for `drain_idle_s`, or, when the drain is over, whatever is idle; whether no connection is left."""
+        now = math.inf if over else self.loop.time()
+        for connection in list(self.connections):
+            connection.close_if_overdue(now)
+        return not self.connections
 
     def abort(self) -> None:
         """Cut every connection."""
@@ -293,10 +301,11 @@ class Connection(asyncio.Protocol):
         self.exchange = None
         if self._idle or self._due == 0.0:
             config = self.server.config
-            self._due = self.server.loop.time() + (config.idle_timeout_s if self._idle else config.body_timeout_s)
+            idle_s = config.drain_idle_s if self.server.draining else config.idle_timeout_s
+            self._due = self.server.loop.time() + (idle_s if self._idle else config.body_timeout_s)
         if exchange.error is not None:
             self._linger()
-        elif not exchange.keep_alive or (self.server.draining and not self._queue):
+        elif not exchange.keep_alive:
             self.flush()
             self._close()
         elif self._queue:
@@ -340,9 +349,19 @@ class Connection(asyncio.Protocol):
             self.transport.write_eof()
 
     # ---------------------------------------------------------------- time
-    def close_if_idle(self) -> None:
-        """The server drains: nothing more will come."""
+    @property
+    def says_goodbye(self) -> bool:
+        """Whether the answer that begins now is the last one here. A client that was not told so may send again: it is served."""
+        return self.server.draining and not self._queue
+
+    def expect_little(self) -> None:
+        """The server drains: what is idle now will not wait long for a request."""
         if self.exchange is None and not self._queue and self._idle:
+            self._due = self.server.loop.time() + self.server.config.drain_idle_s
+
+    def close_if_overdue(self, now: float) -> None:
+        """The server drains, and no request came in time."""
+        if self.exchange is None and not self._queue and self._idle and not self._closing and now >= self._due:
             self._close()
 
     def _close(self) -> None:
