@@ -40,9 +40,11 @@ from calculet_supervisor.shell.control import serve_control
 from calculet_supervisor.shell.launchers import Launcher
 from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
 from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
+from calculet_supervisor.shell.reloading import BornAgain, may_reload
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.status import outlook
 from calculet_supervisor.shell.store import Memory, Store, Wanted, open_store
+from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
 from calculet_supervisor.shell.telemetry import Telemetry
 from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import (
@@ -84,6 +86,8 @@ class Supervisor:
         )
         self.view = memory.view
         self.started_s = time.monotonic()
+        self.reloads = False
+        """It ended in order to become a new process image."""
         self._placements = placements(fleet, packages)
         self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
         self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
@@ -105,11 +109,14 @@ class Supervisor:
         """Supervise until a signal, or until the keeper is gone."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._end, False)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._loop.set_exception_handler(self._unhandled)
-        launcher = await self._find_launcher()
+        launcher = self._launcher = await self._find_launcher()
         watch_death_pipe(lambda: self._end(True))
-        self._launcher = launcher
-        for board, pid in (await launcher.list()).items():
+        begun = epochs_begun(self.fleet)
+        alive = await launcher.list()
+        sweep_dead(self.fleet, begun, alive)
+        for board, pid in alive.items():
             self.sightings.started(board, pid)
         self._link: Link = bind_router(self._context, self.fleet.supervisor_socket, self._from_peer)
         control = await serve_control(self.fleet.control_socket, Verbs(self).table())
@@ -147,6 +154,11 @@ class Supervisor:
         if not self._ended.done():
             log.info("ends: %s", "the keeper is gone" if keeper_gone else "told to; workers live on")
             self._ended.set_result(keeper_gone)
+
+    def _reload(self) -> None:
+        if not self._ended.done() and may_reload(self.fleet.path):
+            self.reloads = isinstance(self._launcher, SystemdLauncher)  # a keeper starts it again by itself
+            self._end(False)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug ends this process: its successor sees everything afresh, which is better than to go on half blind."""
@@ -368,6 +380,7 @@ async def serve(fleet: Fleet) -> int:
     Raises:
         ConfigError: the configuration, a package or the store is wrong, or nobody is there who could start workers.
         LockHeld: another supervisor has this fleet.
+        BornAgain: it is to be reloaded, and everything is put down.
     """
     if VARIABLE not in os.environ and "INVOCATION_ID" not in os.environ:
         raise ConfigError("neither `calculet up` nor systemd has started this supervisor: nobody could start workers for it")
@@ -378,8 +391,11 @@ async def serve(fleet: Fleet) -> int:
         memory = await store.recall()
         if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
             memory = replace(memory, view=on_disk)  # the store was moved away: go on above what routers have seen
-        await Supervisor(fleet, packages, store, memory).run()
+        supervisor = Supervisor(fleet, packages, store, memory)
+        await supervisor.run()
     finally:
         store.close()
         lock.release()
+    if supervisor.reloads:
+        raise BornAgain
     return ExitCode.OK

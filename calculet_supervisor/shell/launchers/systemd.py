@@ -20,6 +20,8 @@ from calculet_supervisor.world import Exit
 
 SYSTEMCTL = "systemctl"
 COMMAND_TIMEOUT_S = 60.0
+START_OPTIONS = ("--no-ask-password", "--job-mode=fail")
+"""Where everything is being stopped, a start must not take the place of the stop."""
 SETTLE_S = 0.02
 SETTLE_TRIES = 50
 """How long systemd may take to notice an exit that the kernel has told us."""
@@ -67,7 +69,7 @@ class SystemdLauncher:
             self._forget(board)
 
     async def _start(self, board: str) -> None:
-        code, _, errors = await self._run("start", unit_of(board))
+        code, _, errors = await self._run("start", *START_OPTIONS, unit_of(board))
         if code != 0:
             self._events.exited(board, Exit(reason=f"systemctl start {unit_of(board)}: {errors or f'exit {code}'}"))
             return
