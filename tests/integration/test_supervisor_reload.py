@@ -17,9 +17,8 @@ def test_sighup_reads_the_configuration_again_and_refuses_a_wrong_one(tmp_path: 
         fleet.config.write_text(json.dumps({**json.loads(good), "boards": []}))
         os.kill(before["supervisor"], signal.SIGHUP)
         until(lambda: "the reload is refused" in (tmp_path / "fleet/log/supervisor.log").read_text(), "it refuses")
-        assert fleet.pids() == before and fleet.status() is not None
-
         fleet.config.write_text(good)
+        assert fleet.pids() == before and fleet.status() is not None
         os.kill(before["supervisor"], signal.SIGHUP)
         until(lambda: fleet.pid("supervisor") not in (before["supervisor"], None), "it is born again")
         fleet.wait_ready(2)
