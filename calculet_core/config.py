@@ -64,6 +64,13 @@ class QueuesConfig(_Section, frozen=True):
     """Longest short prompt."""
     medium_prefill_max_tokens: PositiveInt = 4096
     """Longest medium prompt."""
+    # Additions.
+    min_share: Annotated[float, Meta(ge=0, le=0.25)] = 0.05
+    """Least share of the device's time of every class that has something to do, whatever the weights."""
+    short_prefill_fills_lanes: bool = False
+    """While short prompts wait, decode counts only for the part of a step that can be filled: lanes fill before steps run."""
+    max_long_prefills: PositiveInt | None = 2
+    """Long prompts that may hold a lane before their first token; others wait and hold up nobody. None: no limit."""
 
 
 class BatchConfig(_Section, frozen=True):
@@ -76,6 +83,14 @@ class BatchConfig(_Section, frozen=True):
     # Additions.
     tenant_lane_share: Share = 0.5
     """Most of a batch's lanes that one tenant may take while others wait."""
+    token_sla_ms: PositiveInt | None = None
+    """Longest time from a token to the next that a batching window may bring about. None: only deadlines end it."""
+    thresholds: dict[PositiveInt, PositiveInt] = {}
+    """Profile -> from how many ready sequences on it is used. Absent: one more than the next smaller profile holds."""
+    hysteresis_steps: Natural = 2
+    """Steps in a row that must ask for a smaller profile before it is taken."""
+    max_ready_wait_steps: PositiveInt = 2
+    """A sequence that has been ready for so many expected steps makes the step take a profile that holds all."""
 
 
 class ExecutorConfig(_Section, frozen=True):
@@ -94,6 +109,10 @@ class ExecutorConfig(_Section, frozen=True):
     """A job that runs this many times its expected duration, and at least `job_timeout_min_ms`, is timed out (rc 13)."""
     job_timeout_min_ms: PositiveInt = 5_000
     """Floor of a job's time limit."""
+    degrade_after_busy: PositiveInt = 3
+    """Refusals (rc 17) of a second job in a row after which jobs go one at a time."""
+    degrade_p99_factor: PositiveFloat = 1.8
+    """Two in flight end when the P99 of a step is so many times what it is alone: above it they gain less than a tenth."""
     max_prefill_tokens_per_job: PositiveInt = 512
     """Where the artifact proves that prompts may be cut, a job takes at most this many tokens."""
 
@@ -112,6 +131,8 @@ class FairnessConfig(_Section, frozen=True):
 
     cost_decode_weight: PositiveFloat = 1.0
     """What a requested output token costs, a prompt token being 1."""
+    starvation_after_ms: PositiveInt = 30_000
+    """A request that waited longer for its lane counts as starved."""
 
 
 class SchedulerConfig(_Section, frozen=True):
@@ -133,12 +154,21 @@ class RouterConfig(_Section, frozen=True):
 
     listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
     """Address and port."""
-    max_connections: PositiveInt = 4096
-    """Above it a new connection gets 503 and is closed."""
+    max_connections: PositiveInt = 8192
+    """Above it the connections that have waited longest for their client's next word give way; when all are being answered a
+    new one gets 503 and is closed."""
+    max_connections_per_address: PositiveInt | None = None
+    """From one client address, above it 429; null: no limit (behind a proxy all have its address)."""
+    max_open_streams: PositiveInt = 4096
+    """Streamed answers that have not ended; above it 429."""
+    max_pipelined_requests: PositiveInt = 32
+    """Whole requests that may wait on one connection; reading pauses above it."""
     max_header_bytes: PositiveInt = 65_536
     """Above it 431."""
     max_body_bytes: PositiveInt = 16_777_216
     """Above it 413."""
+    max_buffered_body_bytes: PositiveInt = 268_435_456
+    """Bodies above 64 KiB that are being received, all together; above it the slowest get 429."""
     header_timeout_s: PositiveFloat = 20.0
     """From the first byte to the end of the headers."""
     body_timeout_s: PositiveFloat = 60.0
@@ -147,8 +177,12 @@ class RouterConfig(_Section, frozen=True):
     """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
     """Requests accepted and not ended; above it 429."""
-    max_output_buffer_bytes: PositiveInt = 1_048_576
-    """What a slow reader may leave unread before its request is cancelled."""
+    max_output_buffer_bytes: PositiveInt = 262_144
+    """What a stream's reader may leave unread here before its request is cancelled; as much may wait unsent in the kernel."""
+    write_timeout_s: PositiveFloat = 60.0
+    """A client that takes nothing of a whole answer for so long, or acknowledges nothing, is cut off."""
+    tcp_keepalive_s: PositiveFloat = 60.0
+    """Silence after which a connection's peer is probed; three probes without an answer, a third of it apart, end it."""
     ping_interval_s: PositiveFloat = 10.0
     """Silence after which a stream gets its headers and a comment line."""
     accept_timeout_ms: PositiveInt = 3_000
@@ -163,6 +197,8 @@ class RouterConfig(_Section, frozen=True):
     """How long streams may finish after SIGTERM."""
     drain_idle_s: PositiveFloat = 1.0
     """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
+    require_keys: bool = False
+    """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
 
 class BoardConfig(_Section, frozen=True):
@@ -201,6 +237,8 @@ class TenantConfig(_Section, frozen=True):
     """Prompt tokens waiting at once."""
     requests_per_s: PositiveFloat | None = None
     """Request rate; bursts of one second."""
+    models: tuple[Alias, ...] = ()
+    """Aliases that it may use; empty: all."""
 
 
 class RestartConfig(_Section, frozen=True):
@@ -247,6 +285,15 @@ class JournalConfig(_Section, frozen=True):
     """Older files to keep."""
 
 
+class UsageConfig(_Section, frozen=True):
+    """Records of what tenants used: `STATE_DIR/usage/usage-DATE.jsonl`, one line for each request."""
+
+    keep_days: PositiveInt = 400
+    """Files of older days are removed."""
+    sync_interval_ms: PositiveInt = 1_000
+    """Synced to disk at most so often; a power cut loses what came since."""
+
+
 class FleetConfig(_Section, frozen=True):
     """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
 
@@ -266,6 +313,7 @@ class FleetConfig(_Section, frozen=True):
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     journal: JournalConfig = JournalConfig()
+    usage: UsageConfig = UsageConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 
@@ -288,6 +336,12 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    aliases = {model.alias for model in config.models}
+    for index, tenant in enumerate(config.tenants):
+        for place, alias in enumerate(tenant.models):
+            if alias not in aliases:
+                where, known = f"{source}: $.tenants[{index}].models[{place}]", ", ".join(sorted(aliases))
+                raise ConfigError(f"{where}: no model has the alias {alias!r} (aliases: {known})")
     names = {board.name for board in config.boards}
     owner: dict[str, str] = {}
     for index, model in enumerate(config.models):
@@ -324,9 +378,23 @@ def parse_scheduler(data: bytes, source: str) -> SchedulerConfig:
         raise ConfigError(f"{source}: $.queues.medium_prefill_max_tokens: must be above short_prefill_max_tokens")
     if len(set(config.batch.profiles)) != len(config.batch.profiles):
         raise ConfigError(f"{source}: $.batch.profiles: the same profile twice")
+    _check_thresholds(config.batch, source)
     if config.admission.deadline_default_ms > config.admission.deadline_max_ms:
         raise ConfigError(f"{source}: $.admission.deadline_default_ms: above deadline_max_ms")
     return config
+
+
+def _check_thresholds(batch: BatchConfig, source: str) -> None:
+    last = 0
+    for profile, ready in sorted(batch.thresholds.items()):
+        where = f"{source}: $.batch.thresholds[{profile}]"
+        if profile not in batch.profiles:
+            raise ConfigError(f"{where}: B{profile} is not among $.batch.profiles")
+        if ready > profile:
+            raise ConfigError(f"{where}: {ready} ready sequences do not fit B{profile}")
+        if ready <= last:
+            raise ConfigError(f"{where}: must be above the smaller profile's {last}")
+        last = ready
 
 
 def check_profiles(config: SchedulerConfig, proven: tuple[int, ...], digest: str, source: str) -> None:

@@ -205,6 +205,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
     steps: int = 0
     inflight: int = 0
     max_inflight: int = 1
+    pingpong_off: str | None = None
+    """Why only one job may be in flight though two are configured, in words."""
     lanes: dict[str, int] = {}
     """Lanes by `KvSequenceState` name."""
     kv_tokens_reserved: int = 0
@@ -271,6 +273,13 @@ class ResumeBoard(msgspec.Struct, frozen=True):
     """Take requests again."""
 
     seq: int
+
+
+class SetPingPong(msgspec.Struct, frozen=True):
+    """An operator's word on two jobs in flight: as configured again, or one at a time. What was submitted drains."""
+
+    seq: int
+    allowed: bool
 
 
 class GrantReset(msgspec.Struct, frozen=True):
@@ -358,7 +367,7 @@ class FleetView(msgspec.Struct, frozen=True):
 
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
-    | ResumeBoard | GrantReset | DenyReset | StopWorker | RouterReport | FleetView
+    | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -376,6 +385,7 @@ KINDS: dict[bytes, type[Any]] = {
     b"gr": GrantReset,
     b"dr": DenyReset,
     b"st": StopWorker,
+    b"pp": SetPingPong,
     b"rr": RouterReport,
     b"fv": FleetView,
 }

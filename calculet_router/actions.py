@@ -21,6 +21,8 @@ class Ticket(msgspec.Struct):
     """Request id of the first choice, 16 hexadecimal digits."""
     created_s: int
     digest: str = ""
+    headers: bytes = b""
+    """What the answer's head says of the tenant's limits: whole lines."""
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -90,6 +92,13 @@ class Ended(msgspec.Struct, frozen=True):
     accepted_ns: int
     first_ns: int | None
     ended_ns: int
+    tenant: str
+    key: str | None = None
+    """Id of the API key."""
+    request: str | None = None
+    """Request id of the first choice; None for a call that was refused at the door, which used nothing."""
+    choices: int = 0
+    label: str | None = None
 
 
 class Resent(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ from calculet_router.fleet import LinkState, Roster, Worker
 from calculet_router.flights import Flight, Ongoing
 from calculet_router.openai import Call
 from calculet_router.retry import RETRY, Trouble, last_word
-from calculet_router.tenants import Tenants
+from calculet_router.tenants import Identity, Tenants
 
 DEADLINE_GRACE_NS = 2 * S
 """The worker enforces deadlines; a worker that cannot is given so much longer, then the client gets its 504."""
@@ -49,8 +49,8 @@ class Dispatcher:
     """`incarnation` makes this router's request ids unique; `roster`, `aliases` and `tenants` are its alone."""
 
     def __init__(self, incarnation: int, config: RouterConfig, roster: Roster, aliases: Aliases, tenants: Tenants) -> None:
-        self.roster, self.aliases = roster, aliases
-        self._incarnation, self._config, self._tenants = incarnation, config, tenants
+        self.roster, self.aliases, self.tenants = roster, aliases, tenants
+        self._incarnation, self._config = incarnation, config
         self._balance = Balance()
         self._counter = 0
         self._calls: dict[Any, Ongoing] = {}
@@ -93,16 +93,23 @@ class Dispatcher:
         first_id = self._mint(call.choices)
         ticket = Ticket(request_id_text(first_id), event.created_s)
         out.append(actions.Opened(owner, ticket))
+        identity = event.identity or self.tenants.anonymous
+        tenant = identity.tenant
+        if error := self.tenants.forbids(tenant, call.model):
+            self._refuse(event, identity, error, now_ns, out)
+            return
         alias = self.aliases.resolve(call.model)
         if isinstance(alias, CalculetError):
-            self._refuse(event, alias, now_ns, out)
+            self._refuse(event, identity, alias, now_ns, out)
             return
-        tenant = self._tenants.identify(event.authorization)
-        if error := self._over_limits(tenant, call.choices, now_ns):
-            self._refuse(event, error, now_ns, out)
+        error = self._over_limits(tenant, call.choices, now_ns)
+        ticket.headers = self.tenants.headers(tenant, now_ns)
+        if error:
+            self._refuse(event, identity, error, now_ns, out)
             return
         deadline_ns = now_ns + self.aliases.deadline_ms(alias.alias, event.timeout_ms) * MS
-        ongoing = Ongoing(owner, call, ticket, alias, tenant, now_ns, deadline_ns, event.timeout_ms is not None, call.choices)
+        asked = event.timeout_ms is not None
+        ongoing = Ongoing(owner, call, ticket, alias, identity, now_ns, deadline_ns, asked, call.choices, label=event.label)
         self._calls[owner] = ongoing
         sampling = _with_defaults(call, alias)
         for index in range(call.choices):
@@ -110,9 +117,13 @@ class Dispatcher:
             flight = Flight(ongoing, request_id, index, call.prompts[index // call.n], _seeded(call, sampling, index))
             ongoing.flights.append(flight)
             self._flights[request_id] = flight
-            data = {"model": alias.alias, "tenant": tenant.name}
+            data: dict[str, Any] = {"model": alias.alias, "tenant": tenant.name}
+            if identity.key is not None:
+                data["key"] = identity.key
             if event.label is not None:
                 data["label"] = event.label
+            if choice := index % call.n:
+                data["choice"] = choice
             out.append(
                 Entry(history.REQUEST_ACCEPTED, now_ns, request_id, None, None, None, None, None, data, float(event.created_s))
             )
@@ -132,12 +143,13 @@ class Dispatcher:
         limit = self._config.max_inflight_requests
         if len(self._flights) + requests > limit:
             return OverCapacity(f"{len(self._flights)} of {limit} requests are in flight (router.max_inflight_requests)")
-        return self._tenants.admit(tenant, requests, now_ns)
+        return self.tenants.admit(tenant, requests, now_ns)
 
-    def _refuse(self, event: events.CallArrived, error: CalculetError, now_ns: int, out: Out) -> None:
+    def _refuse(self, event: events.CallArrived, identity: Identity, error: CalculetError, now_ns: int, out: Out) -> None:
         """Before anything was sent or recorded."""
         out.append(actions.Fail(event.owner, error))
-        out.append(actions.Ended(event.call.model, "failed", error, 0, 0, now_ns, None, now_ns))
+        tenant = identity.tenant.name
+        out.append(actions.Ended(event.call.model, "failed", error, 0, 0, now_ns, None, now_ns, tenant, identity.key))
 
     def _client_gone(self, event: events.ClientGone, now_ns: int, out: Out) -> None:
         ongoing = self._calls.get(event.owner)
@@ -166,7 +178,7 @@ class Dispatcher:
 
     def _forget(self, ongoing: Ongoing) -> None:
         del self._calls[ongoing.owner]
-        self._tenants.release(ongoing.tenant, ongoing.call.choices)
+        self.tenants.release(ongoing.identity.tenant, ongoing.call.choices)
 
     def _end_flight(self, flight: Flight, outcome: str, data: dict[str, Any] | None, now_ns: int, out: Out) -> None:
         """Journal one request's terminal, once. Its tokens are counted whatever the client saw."""
@@ -189,9 +201,11 @@ class Dispatcher:
             if flight.index % ongoing.call.n == 0:
                 prompts += flight.prompt_tokens
         ongoing.flights = []
+        identity = ongoing.identity
         return actions.Ended(
-            ongoing.alias.alias, outcome, error, prompts, generated, ongoing.accepted_ns, ongoing.first_ns, now_ns
-        )
+            ongoing.alias.alias, outcome, error, prompts, generated, ongoing.accepted_ns, ongoing.first_ns, now_ns,
+            identity.tenant.name, identity.key, ongoing.ticket.name, ongoing.call.choices, ongoing.label,
+        )  # fmt: skip
 
     # ---------------------------------------------------------------- attempts
     def _send(self, flight: Flight, now_ns: int, out: Out) -> bool:
@@ -207,7 +221,7 @@ class Dispatcher:
         flight.cost = estimate_cost(flight.prompt, call.max_new_tokens)
         worker.unanswered += flight.cost
         worker.flights[flight.request_id] = flight
-        view, tenant = worker.view, ongoing.tenant
+        view, tenant = worker.view, ongoing.identity.tenant
         ongoing.ticket.digest = view.digest
         submit = Submit(
             flight.request_id, flight.attempt, worker.epoch, view.generation, view.digest, alias.alias, tenant.name, tenant.weight,

@@ -11,6 +11,7 @@ import msgspec
 
 from calculet_core.wire import FleetView, Tick, WorkerHello
 from calculet_router.openai import Call
+from calculet_router.tenants import Identity
 
 
 class CallArrived(msgspec.Struct, frozen=True):
@@ -20,7 +21,8 @@ class CallArrived(msgspec.Struct, frozen=True):
     call: Call
     created_s: int
     """UTC, for the answer's `created`."""
-    authorization: bytes | None = None
+    identity: Identity | None = None
+    """Whose call it is; None: there are no keys."""
     timeout_ms: int | None = None
     label: str | None = None
     """The client's own request id."""

@@ -10,20 +10,25 @@ from pathlib import Path
 
 import click
 
-BUILD_COMMANDS = "calculet_worker.commands.build_package"
+COMMANDS = "calculet_worker.commands"
 
 
 class _Group(click.Group):
     """Finds the commands on packages in a module of their own, so that `run` does not load what it never needs."""
 
-    lazy = {"build-package": "build_package_command", "keygen": "keygen_command"}
+    lazy = {
+        "build-package": ("build_package", "build_package_command"),
+        "keygen": ("build_package", "keygen_command"),
+        "prove": ("prove", "prove_command"),
+    }
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({*super().list_commands(context), *self.lazy})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in self.lazy:
-            command: click.Command = getattr(importlib.import_module(BUILD_COMMANDS), self.lazy[name])
+            module, attribute = self.lazy[name]
+            command: click.Command = getattr(importlib.import_module(f"{COMMANDS}.{module}"), attribute)
             return command
         return super().get_command(context, name)
 

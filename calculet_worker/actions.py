@@ -38,10 +38,11 @@ class ReleaseLane:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Off the actor's path; answer `Tokenized` or `TokenizingFailed`."""
+    """Off the actor's path unless it is short; answer `Tokenized` or `TokenizingFailed`. `size`: bytes of the prompt's texts."""
 
     key: WireKey
     prompt: Prompt
+    size: int
 
 
 @dataclass(slots=True)

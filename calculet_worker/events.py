@@ -100,6 +100,7 @@ class CommandArrived:
         | wire.UnloadModel
         | wire.DrainBoard
         | wire.ResumeBoard
+        | wire.SetPingPong
         | wire.GrantReset
         | wire.DenyReset
         | wire.StopWorker
@@ -146,6 +147,15 @@ class DeviceReset:
 
 
 @dataclass(frozen=True, slots=True)
+class CountersRead:
+    """What the device says of itself, read between two events: jobs that it counts as pending, and whether it denies room for the
+    sequences that the engine counts as free (`can_allocate`, a hint beside our accounting)."""
+
+    pending: int
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """`Engine.next_wakeup_ns()` has passed."""
 
@@ -153,5 +163,5 @@ class TimeCame:
 Event = (
     RequestArrived | Tokenized | TokenizingFailed | CancelAsked | RouterLost | JobSubmitted | JobRefused | JobCompleted
     | JobLost | LaneReleased | CommandArrived | PackageVerified | DeviceConfigured | DeviceUnconfigured | DeviceReset
-    | TimeCame
+    | CountersRead | TimeCame
 )  # fmt: skip

@@ -235,7 +235,11 @@ class Lifecycle:
 
     # ---------------------------------------------------------------- faults and resets
     def faulted(self, plan: RecoveryPlan, drain_expired: bool, now_ns: int, out: list[Action]) -> None:
-        """Take the plan's step. `drain_expired`: the job was all that a drain waited for."""
+        """Take the plan's step. `drain_expired`: the job was all that a drain waited for. A generation that the first fault has
+        stopped, while another job was still out, stays as that left it."""
+        if self.state not in RUNS_JOBS:
+            self._record_fault(plan.kind, plan.detail, now_ns)
+            return
         self._note_fault(plan.kind, plan.detail, now_ns, out)
         if plan.event is None:
             if self.state is not _M.WARMING:
@@ -252,6 +256,9 @@ class Lifecycle:
 
     def _note_fault(self, kind: FaultKind, detail: str, now_ns: int, out: list[Action]) -> None:
         self.fault, self.fault_detail = kind, detail
+        self._record_fault(kind, detail, now_ns)
+
+    def _record_fault(self, kind: FaultKind, detail: str, now_ns: int) -> None:
         self._recorder.of_board(history.BOARD_FAULT, now_ns, self.generation, {"kind": kind.value, "detail": detail})
 
     def grant(self, command: wire.GrantReset, now_ns: int, out: list[Action]) -> str | None:

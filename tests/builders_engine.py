@@ -128,6 +128,7 @@ class Board:
         self.busy_until_ns = 0
         self.jobs: list[Job] = []
         self.buffers = 0
+        self.completes_on = EngineBank.PING
 
     def configure(self) -> None:
         self.lanes = {lane: [] for lane in range(self.manifest.lanes)}
@@ -365,7 +366,8 @@ class Driver:
         self.board.buffers += 1
         self.board.leased.add(self.board.buffers)
         timings = JobTimings(wait_ns=spent)
-        completion = Completion(job.job_id, job.generation, fault.status, logits, EngineBank.PING, timings, self.board.buffers)
+        engine = self.board.completes_on
+        completion = Completion(job.job_id, job.generation, fault.status, logits, engine, timings, self.board.buffers)
         self.feed(events.JobCompleted(completion))
 
     def _give_back(self, action: actions.GiveBack) -> None:

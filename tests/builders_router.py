@@ -215,7 +215,14 @@ class FakeWorker:
 class RouterProcess:
     """A real router for a fleet under `folder`; `log` collects its stderr."""
 
-    def __init__(self, folder: Path, boards: tuple[str, ...] = ("board0",), listen: str = "127.0.0.1:0", **router: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        boards: tuple[str, ...] = ("board0",),
+        listen: str = "127.0.0.1:0",
+        sections: dict[str, Any] | None = None,
+        **router: Any,
+    ) -> None:
         self.folder = folder
         settings = json.dumps({"listen": listen, "worker_silence_ms": 60_000, **router})
         listed = ", ".join(f"{{name: {board}, device: sim}}" for board in boards)
@@ -223,6 +230,7 @@ class RouterProcess:
         self.config.write_text(
             f"schema: calculet-fleet/v1\nrun_dir: run\nstate_dir: state\nlog_dir: log\nrouter: {settings}\n"
             f"boards: [{listed}]\nmodels: [{{alias: qwen3, package: p}}]\n"
+            + "".join(f"{name}: {json.dumps(value)}\n" for name, value in (sections or {}).items())
         )
         for name in ("run", "state", "log"):
             (folder / name).mkdir(exist_ok=True)

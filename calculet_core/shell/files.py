@@ -13,12 +13,17 @@ class LockHeld(Exception):
     """Another process holds the lock; the message names it as far as it is known."""
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o640) -> None:
-    """Replace `path` by rename, with file and folder synced: after a power cut it holds the old or the new content."""
+def write_atomic(path: Path, data: bytes, mode: int = 0o640, owner: tuple[int, int] | None = None) -> None:
+    """Replace `path` by rename, with file and folder synced: after a power cut it holds the old or the new content.
+
+    `owner` is the user and group id that the new file gets; only root may give a file away.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
+        if owner is not None:
+            os.fchown(fd, *owner)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]

@@ -82,6 +82,16 @@ class Fleet:
         return self.state_dir / "supervisor.sqlite"
 
     @property
+    def keys(self) -> Path:
+        """API keys, hashed (`calculet-keys/v1`); absent: nobody needs one."""
+        return self.state_dir / "keys.json"
+
+    @property
+    def usage(self) -> Path:
+        """Folder of the usage records, one file a day."""
+        return self.state_dir / "usage"
+
+    @property
     def supervisor_lock(self) -> Path:
         """flock of the fleet's one supervisor."""
         return self.state_dir / "supervisor.lock"

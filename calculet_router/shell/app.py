@@ -44,7 +44,10 @@ from calculet_router.fleet import LinkState, Roster
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
+from calculet_router.shell.keys import LOOK_S, KeyWatch
+from calculet_router.shell.recovering import done_of, orphans_of, record_of
 from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
+from calculet_router.shell.usage import UsageLog
 from calculet_router.shell.worker_link import WorkerLink
 from calculet_router.tenants import Tenants
 
@@ -62,6 +65,8 @@ GLANCE_S = 0.01
 MAX_VIEW_BYTES = 16 << 20
 NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
 """The prefix tells its files from those of other processes."""
+RECOVERY_GRACE_S = 2.0
+"""Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
 log = logging.getLogger("calculet.router")
 
 
@@ -73,11 +78,14 @@ class RouterApp:
         self.fleet, self.config, self.name = fleet, config, name
         self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
-        tenants = Tenants(fleet.config.tenants, time.monotonic_ns())
+        tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
+        self._keys = KeyWatch(fleet.keys, tenants.take_keys)
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
         self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
+        self.usage = UsageLog(fleet.usage, fleet.config.usage)
+        self._counted_usage = [0, 0]
         self.draining = self.closed = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -85,7 +93,7 @@ class RouterApp:
         self._stop = asyncio.Event()
         self._hurry = False
         self._signals = 0
-        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone)
+        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
             self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
         )
@@ -121,10 +129,12 @@ class RouterApp:
         metrics = await serve_metrics(self.fleet.metrics_socket(self.name), self._own_exposition)
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
+        self._every(LOOK_S, self._keys.look)
         self._every(REPORT_S, self._report)
         self._knock()
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
+        self._recovery = self._loop.create_task(self._recover_usage())
         await self._first_links()
         await self._server.listen(sockets)
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
@@ -213,6 +223,8 @@ class RouterApp:
             link.close()
         self._supervisor.close()
         self._context.destroy(linger=0)
+        self._recovery.cancel()
+        self.usage.close()
         self.journal.close()
 
     def _every(self, seconds: float, act: Callable[[], object]) -> None:
@@ -268,6 +280,8 @@ class RouterApp:
     def _ended(self, action: actions.Ended) -> None:
         model = action.alias if self.dispatcher.aliases.known(action.alias) else OTHER
         self.telemetry.ended(action, model)
+        if action.request is not None:
+            self.usage.append(action)
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
@@ -314,14 +328,44 @@ class RouterApp:
 
     # ---------------------------------------------------------------- metrics and journal
     def _settle(self) -> None:
+        self._count_usage()
         self.telemetry.settle()
+        self.usage.flush()
         self.journal.flush()
 
+    def _count_usage(self) -> None:
+        """Carry the usage log's sums over to the counters."""
+        now = [self.usage.written, self.usage.lost]
+        for name, value, before in zip(("records", "lost"), now, self._counted_usage, strict=True):
+            if value > before:
+                self.telemetry.count(f"calculet_router_usage_{name}", value - before)
+        self._counted_usage = now
+
+    async def _recover_usage(self) -> None:
+        """Account for what a killed predecessor left open, once workers have given up on it."""
+        await asyncio.sleep(3 * self.config.lease_interval_ms / 1000 + RECOVERY_GRACE_S)
+        orphans = await asyncio.to_thread(orphans_of, self.fleet, self.name, self.incarnation)
+        for orphan in orphans:
+            self.usage.add(record_of(orphan, time.time()))
+            self.journal.append(done_of(orphan, time.monotonic_ns()))
+        if orphans:
+            log.warning("usage of %d requests of a router that was killed was recovered", len(orphans))
+            self.telemetry.count("calculet_router_usage_recovered", len(orphans))
+
     def _own_exposition(self) -> bytes:
+        self._count_usage()
         self.telemetry.settle()
         collectors, links = self.telemetry.collectors, list(self.dispatcher.roster.links().values())
         collectors("calculet_router_inflight").set(self.dispatcher.inflight)
         collectors("calculet_router_connections").set(len(self._server.connections))
+        collectors("calculet_router_streams").set(self._server.streams)
+        collectors("calculet_router_body_bytes").set(self._server.body_bytes)
+        tenants = self.dispatcher.tenants
+        for tenant, active in tenants.active.items():
+            collectors("calculet_router_tenant_active", tenant=tenant).set(active)
+        collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
+        collectors("calculet_router_keys_version").set(tenants.keys_version)
+        collectors("calculet_router_keys_usable").set(self._keys.usable)
         collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
         for state in LinkState:
             collectors("calculet_router_workers", state=state.value).set(links.count(state.value))

@@ -23,6 +23,7 @@ from calculet_router.dispatch import Dispatcher
 from calculet_router.openai import Call, parse_chat, parse_text, parse_timeout_ms
 from calculet_router.shell.exchange import Exchange
 from calculet_router.sse import Answer, make_answer
+from calculet_router.tenants import Identity
 
 PARSERS: dict[bytes, Callable[[bytes], Call]] = {b"/v1/chat/completions": parse_chat, b"/v1/completions": parse_text}
 MODELS = b"/v1/models"
@@ -61,12 +62,13 @@ class Reply:
         self._exchange, self._call = exchange, call
         self._answer: Answer | None = None
         self._ticket: Ticket | None = None
-        exchange.streaming = call.stream
+        if call.stream:
+            exchange.begin_stream()
         exchange.owner = self
 
     def open(self, ticket: Ticket) -> None:
         """The call has an id; a client that gave none learns ours."""
-        self._ticket = ticket
+        self._ticket = self._exchange.ticket = ticket
         if self._exchange.label is None:
             self._exchange.label = ticket.name.encode()
 
@@ -144,6 +146,11 @@ class Endpoints:
         if app.closed:
             self._fail(exchange, ShuttingDown("the router is shutting down"))
             return
+        now_s = time.time()
+        identity = app.dispatcher.tenants.identify(headers.get(b"authorization"), now_s)
+        if not isinstance(identity, Identity):
+            self._unknown(exchange, identity)
+            return
         try:
             call = parse(exchange.body)
             timeout = headers.get(b"x-request-timeout-ms")
@@ -152,10 +159,23 @@ class Endpoints:
             self._fail(exchange, error)
             return
         exchange.body = b""
+        if call.stream and (full := exchange.connection.server.no_stream_left()):
+            self._fail(exchange, full)
+            return
         label = None if exchange.label is None else exchange.label.decode()
-        app.feed(
-            events.CallArrived(Reply(exchange, call), call, int(time.time()), headers.get(b"authorization"), timeout_ms, label)
-        )
+        app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label))
+
+    def _unknown(self, exchange: Exchange, error: CalculetError) -> None:
+        """Nobody we know."""
+        self._fail(exchange, error, b"www-authenticate: Bearer\r\n" if error.http_status == 401 else b"")
+
+    def _who(self, exchange: Exchange) -> Identity | None:
+        """Who asks; None when that was answered with an error."""
+        identity = self._app.dispatcher.tenants.identify(exchange.headers.get(b"authorization"), time.time())
+        if isinstance(identity, Identity):
+            return identity
+        self._unknown(exchange, identity)
+        return None
 
     def _fail(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
         self._app.count_error(error)
@@ -167,13 +187,21 @@ class Endpoints:
 
     # ---------------------------------------------------------------- what is served
     def _models(self, exchange: Exchange) -> None:
-        data = [self._describe(view) for view in self._app.dispatcher.aliases.views() if self._boards(view)]
+        if (identity := self._who(exchange)) is None:
+            return
+        dispatcher = self._app.dispatcher
+        views = [view for view in dispatcher.aliases.views() if not dispatcher.tenants.forbids(identity.tenant, view.alias)]
+        data = [self._describe(view) for view in views if self._boards(view)]
         exchange.respond(200, _encode({"object": "list", "data": data}))
 
     def _model(self, exchange: Exchange) -> None:
+        if (identity := self._who(exchange)) is None:
+            return
         name = unquote(_path(exchange.target)[len(MODELS) + 1 :].decode("latin-1"))
         found = self._app.dispatcher.aliases.resolve(name)
-        if isinstance(found, CalculetError):
+        if forbidden := self._app.dispatcher.tenants.forbids(identity.tenant, name):
+            self._fail(exchange, forbidden)
+        elif isinstance(found, CalculetError):
             self._fail(exchange, found)
         elif not self._boards(found):
             self._fail(exchange, NoReadyWorker(f"no worker is ready to serve {name!r}"))

@@ -7,6 +7,7 @@ import click
 from calculet_supervisor.commands.config import config
 from calculet_supervisor.commands.drain import drain
 from calculet_supervisor.commands.install import install, uninstall
+from calculet_supervisor.commands.keys import keys
 from calculet_supervisor.commands.package import package
 from calculet_supervisor.commands.restart import restart
 from calculet_supervisor.commands.resume import resume
@@ -14,8 +15,9 @@ from calculet_supervisor.commands.start import start
 from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
 from calculet_supervisor.commands.up import up
+from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, status, drain, resume, stop, start, restart, config, package, install, uninstall, version,
+    up, status, drain, resume, stop, start, restart, keys, usage, config, package, install, uninstall, version,
 )  # fmt: skip

@@ -58,6 +58,7 @@ from calculet_worker.engine import Engine
 from calculet_worker.events import (
     CancelAsked,
     CommandArrived,
+    CountersRead,
     Event,
     LaneReleased,
     PackageVerified,
@@ -86,7 +87,8 @@ STUCK_AFTER_S = 2.0
 DRAIN_GRACE_S = 5.0
 """Beyond the drain deadline, before the process ends without the engine's word."""
 COMMANDS = (
-    wire.LoadModel, wire.UnloadModel, wire.DrainBoard, wire.ResumeBoard, wire.GrantReset, wire.DenyReset, wire.StopWorker,
+    wire.LoadModel, wire.UnloadModel, wire.DrainBoard, wire.ResumeBoard, wire.SetPingPong, wire.GrantReset, wire.DenyReset,
+    wire.StopWorker,
 )  # fmt: skip
 DRAM_UNIT = 1 << 30
 log = logging.getLogger("calculet.worker")
@@ -105,7 +107,9 @@ class Worker:
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
-        self._telemetry = Telemetry(board.name, self._engine, device, config.fault_injection and FAULTS_OPTION in board.options)
+        armed = config.fault_injection and FAULTS_OPTION in board.options
+        tenants = [tenant.name for tenant in config.tenants]
+        self._telemetry = Telemetry(board.name, self._engine, device, tenants, armed)
         self._reporter = Reporter(device)
         self._pool = TokenizingPool()
         self._tokenizer: PromptTokenizer | None = None
@@ -227,11 +231,17 @@ class Worker:
         assert self._tokenizer is not None, "a request was let in before a package was verified"
         key, loop = action.key, self._loop
 
-        def done(result: Any) -> None:
-            event = TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
-            loop.call_soon_threadsafe(self._handle, event)
+        def event(result: Any) -> Event:
+            return TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
 
-        self._pool.encode(self._tokenizer, action.prompt, done)
+        if self._tokenizer.is_quick(action.prompt, action.size):
+            self._events.append(event(self._tokenizer.encode_or_error(action.prompt)))
+        else:
+
+            def done(result: Any) -> None:
+                loop.call_soon_threadsafe(self._handle, event(result))
+
+            self._pool.encode(self._tokenizer, action.prompt, done)
 
     def _to_router(self, action: ToRouter) -> None:
         self._routers.add(action)
@@ -352,7 +362,15 @@ class Worker:
         for router, reason in self._routers.lapsed(time.monotonic_ns()):
             log.warning("router %08x is lost: %s", router, reason)
             self._handle(RouterLost(router, reason))
+        self._read_counters()
         self._journal.flush()
+
+    def _read_counters(self) -> None:
+        """The device's own view of what the engine accounts for."""
+        free = self._engine.free_lanes
+        if free is not None:
+            full = free > 0 and not self._device.can_allocate(free)
+            self._handle(CountersRead(self._device.counters().pending, full))
 
     def _exposition(self) -> bytes:
         return self._telemetry.exposition(time.monotonic_ns(), self._executor.busy_ns())

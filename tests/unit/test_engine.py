@@ -471,11 +471,13 @@ def test_a_second_job_that_the_device_does_not_take_ends_ping_pong() -> None:
     scheduler = a_scheduler((1,), executor={"max_inflight": 2})
     driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=scheduler).ready()
     assert driver.engine.report(driver.now).max_inflight == 2
-    driver.faults = iter([None, Fault(refuse=ReturnCode.DEVICE_BUSY)])
-    told = [driver.submit(1), driver.submit(2)]
+    driver.faults = iter([None, *[Fault(refuse=ReturnCode.DEVICE_BUSY)] * 3])
+    prompts = [[7] * 40, [8] * 40]  # longer on the device than three pauses
+    told = [driver.submit(number, prompt) for number, prompt in enumerate(prompts, 1)]
     driver.until(lambda: all(one.ended for one in told))
-    assert driver.engine.report(driver.now).max_inflight == 1
-    assert [one.text for one in told] == [text_of([1, 2, 3], 4), text_of([2, 2, 3], 4)]
+    report = driver.engine.report(driver.now)
+    assert report.max_inflight == 1 and (report.pingpong_off or "").startswith("busy")
+    assert [one.text for one in told] == [text_of(prompt, 4) for prompt in prompts]
     idle(driver)
 
 
@@ -575,6 +577,29 @@ def test_a_fault_takes_the_other_bank_with_it() -> None:
     driver.until(lambda: driver.events_of(history.BOARD_STALE))
     assert [one.error for one in told] == ["model_recovering"] * 2
     assert driver.lanes(KvSequenceState.UNKNOWN) == 2 and not driver.board.leased
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Fault(refuse=ReturnCode.INVALID_SHAPE), Fault(refuse=ReturnCode.OTHER), Fault(refuse=ReturnCode.DEVICE_UNAVAILABLE),
+        Fault(status=OutputStatus.CCU_EXCEPTION), Fault(bad_row=0), Fault(lose=ReturnCode.TIMEOUT, late_ns=1 * S),
+    ],
+    ids=["shape", "other", "unavailable", "ccu", "nan", "lost"],
+)  # fmt: skip
+@pytest.mark.parametrize("refused_first", [False, True])
+def test_a_second_fault_finds_the_generation_stopped_already(second: Fault, refused_first: bool) -> None:
+    scheduler = a_scheduler((1,), executor={"max_inflight": 2})
+    driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=scheduler).ready()
+    stops = Fault(refuse=ReturnCode.INVALID_SHAPE)
+    driver.faults = iter([stops, second] if refused_first else [second, stops])
+    told = [driver.submit(1), driver.submit(2)]
+    driver.until(lambda: all(one.ended for one in told))
+    driver.run(100 * S)
+    assert driver.exit is None and driver.state in ("FAILED", "RECOVERING")
+    report = driver.engine.report(driver.now)
+    assert (report.inflight, report.waiting, report.active) == (0, 0, 0)
+    assert not driver.board.leased and driver.engine.load().cost == 0
 
 
 @pytest.mark.parametrize(

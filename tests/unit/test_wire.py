@@ -35,6 +35,7 @@ MESSAGES = [
     wire.UnloadModel(1, 2, 3),
     wire.DrainBoard(1),
     wire.ResumeBoard(1),
+    wire.SetPingPong(1, False),
     wire.GrantReset(1, 2),
     wire.DenyReset(1, "spent"),
     wire.StopWorker(1, 2),
