@@ -294,6 +294,15 @@ class UsageConfig(_Section, frozen=True):
     """Synced to disk at most so often; a power cut loses what came since."""
 
 
+class CrashConfig(_Section, frozen=True):
+    """What is kept of workers' crashes, in `crashes` of the log folder."""
+
+    keep: Natural = 20
+    """Bundles to keep; the oldest go. 0: none are made."""
+    max_bytes: PositiveInt = 1_048_576
+    """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
+
+
 class FleetConfig(_Section, frozen=True):
     """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
 
@@ -313,6 +322,7 @@ class FleetConfig(_Section, frozen=True):
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     journal: JournalConfig = JournalConfig()
+    crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""

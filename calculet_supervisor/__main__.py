@@ -13,7 +13,7 @@ import click
 from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
-from calculet_core.shell.logs import set_up_logs
+from calculet_core.shell.logs import keep_copy, set_up_logs
 from calculet_supervisor.shell.app import serve
 from calculet_supervisor.shell.reloading import BornAgain, become_new
 
@@ -35,6 +35,7 @@ def run(config: Path) -> None:
     try:
         fleet = load_fleet(config)
         make_folders(fleet)
+        keep_copy("supervisor", fleet.log("supervisor"))
         code = asyncio.run(serve(fleet))
     except ConfigError as error:
         click.echo(f"calculet-supervisor: {error}", err=True)

@@ -34,6 +34,7 @@ from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.logs import keep_copy
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
@@ -421,4 +422,5 @@ async def serve(config: Path, name: str = FIRST) -> int:
     fleet = load_fleet(config)
     admissions = load_admissions(fleet)
     make_folders(fleet)
+    keep_copy(name, fleet.log(name))
     return await RouterApp(fleet, admissions, name).run()

@@ -32,12 +32,15 @@ from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
 from calculet_core.shell.sd_notify import sd_notify, watchdog_interval_s
+from calculet_core.shell.stacks import can_dump
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.shell.checking import read_packages
 from calculet_supervisor.shell.control import serve_control
+from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.launchers import Launcher
+from calculet_supervisor.shell.launchers.checked import LockChecked
 from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
 from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
 from calculet_supervisor.shell.reloading import BornAgain, may_reload
@@ -67,6 +70,8 @@ from calculet_supervisor.world import (
 
 TICK_S = 0.1
 """How often time-outs are looked for; everything else is decided when it is seen."""
+DUMP_S = 0.5
+"""From the signal to write its stacks to SIGABRT."""
 STORE_RETRY_S = 1.0
 """After a failed write of the fleet view."""
 log = logging.getLogger("calculet.supervisor")
@@ -91,7 +96,8 @@ class Supervisor:
         self._placements = placements(fleet, packages)
         self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
         self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
-        self._telemetry = Telemetry(self.reconciler, self.sightings)
+        self._crashes = CrashBundles(fleet)
+        self._telemetry = Telemetry(self.reconciler, self.sightings, self._crashes, config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ended: asyncio.Future[bool] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,11 +150,14 @@ class Supervisor:
                 path.unlink(missing_ok=True)
             self._journal.close()
 
-    async def _find_launcher(self) -> Launcher:
+    async def _find_launcher(self) -> LockChecked:
         """The keeper when it started this process, else systemd."""
+        inner: Launcher
         if VARIABLE in os.environ:
-            return await KeeperLauncher.connect(self.fleet.keeper_socket, self, lambda: self._end(True))
-        return SystemdLauncher(list(self._placements), self)
+            inner = await KeeperLauncher.connect(self.fleet.keeper_socket, self, lambda: self._end(True))
+        else:
+            inner = SystemdLauncher(list(self._placements), self)
+        return LockChecked(inner, self.fleet, self)
 
     def _end(self, keeper_gone: bool) -> None:
         if not self._ended.done():
@@ -157,7 +166,7 @@ class Supervisor:
 
     def _reload(self) -> None:
         if not self._ended.done() and may_reload(self.fleet.path):
-            self.reloads = isinstance(self._launcher, SystemdLauncher)  # a keeper starts it again by itself
+            self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
             self._end(False)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -195,6 +204,8 @@ class Supervisor:
         epoch = report.epoch if report is not None else self.last_epoch(board)
         for path in (self.fleet.worker_socket(board, epoch), self.fleet.metrics_socket(f"worker-{board}")):
             path.unlink(missing_ok=True)
+        seen = self.sightings.boards.get(board, NOTHING_SEEN)
+        self._crashes.about_to_forget(board, seen.pid, seen.report)
         self.sightings.exited(board, how)
         self._decide()
 
@@ -271,7 +282,17 @@ class Supervisor:
 
     def _abort(self, action: Abort) -> None:
         log.error("board %s: aborted: %s", action.board, action.reason)
-        self._launcher.abort(action.board)
+        pid = self.sightings.boards.get(action.board, NOTHING_SEEN).pid
+        if pid is None or not can_dump(pid):
+            self._launcher.abort(action.board)
+            return
+        self._launcher.dump(action.board)
+        self._loop.call_later(DUMP_S, self._abort_now, action.board, pid)
+
+    def _abort_now(self, board: str, pid: int) -> None:
+        """Its stacks are written by now; unless it has gone meanwhile."""
+        if self.sightings.boards.get(board, NOTHING_SEEN).pid == pid and not self._ended.done():
+            self._launcher.abort(board)
 
     def _kill(self, action: Kill) -> None:
         log.error("board %s: killed: %s", action.board, action.reason)
@@ -324,6 +345,8 @@ class Supervisor:
         self._journal.write(note.event, board=note.board, epoch=note.epoch, generation=note.generation, **note.data)
         self._journal.flush()
         self._telemetry.note(note)
+        if note.event == history.FLEET_WORKER_EXITED and not note.data["commanded"]:
+            self._task(self._crashes.keep(note, self._crashes.gather(note)))
         words = " ".join(f"{key}={value}" for key, value in note.data.items() if value is not None)
         log.info("board %s: %s epoch=%s %s", note.board, note.event, note.epoch, words)
 

@@ -15,6 +15,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.launchers import Events
 from calculet_supervisor.world import Exit
 
@@ -52,6 +53,9 @@ class SystemdLauncher:
 
     def stop(self, board: str) -> None:
         self._signal(board, signal.SIGTERM)
+
+    def dump(self, board: str) -> None:
+        self._signal(board, DUMP)
 
     def abort(self, board: str) -> None:
         self._signal(board, signal.SIGABRT)
