@@ -195,6 +195,8 @@ class RouterConfig(_Section, frozen=True):
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long streams may finish after SIGTERM."""
+    drain_idle_s: PositiveFloat = 1.0
+    """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
     require_keys: bool = False
     """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
@@ -305,6 +307,15 @@ class TraceConfig(_Section, frozen=True):
     """Older files to keep."""
 
 
+class CrashConfig(_Section, frozen=True):
+    """What is kept of workers' crashes, in `crashes` of the log folder."""
+
+    keep: Natural = 20
+    """Bundles to keep; the oldest go. 0: none are made."""
+    max_bytes: PositiveInt = 1_048_576
+    """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
+
+
 class FleetConfig(_Section, frozen=True):
     """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
 
@@ -324,6 +335,7 @@ class FleetConfig(_Section, frozen=True):
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
     journal: JournalConfig = JournalConfig()
+    crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
     trace: TraceConfig = TraceConfig()
     fault_injection: bool = False

@@ -121,6 +121,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_resets_denied", "counter", "Board resets refused by the budget", ("board",)),
     Metric("supervisor", "calculet_supervisor_worker_up", "gauge", "1 while the board's worker is up", ("board",)),
     Metric("supervisor", "calculet_supervisor_board_ready", "gauge", "1 while the board serves", ("board",)),
+    Metric("supervisor", "calculet_supervisor_crash_bundles", "gauge", "Crash bundles of this supervisor's life", ("result",)),
+    Metric("supervisor", "calculet_supervisor_limit", "gauge", "Configured limits", ("limit",)),
     Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
     Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
 )  # fmt: skip

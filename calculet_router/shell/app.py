@@ -1,7 +1,8 @@
 """The router process: it owns the loop, performs the dispatcher's actions, and lives without a supervisor.
 
-At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, lets
-streams finish within their drain time, and ends with 0; a second signal ends at once.
+At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, serves
+what its connections still bring, lets streams finish within their drain time, and ends with 0; a second signal ends at once. A
+listening socket that systemd passed stays open meanwhile: who connects waits for another router on it, or for the successor.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.logs import keep_copy
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
@@ -85,12 +87,12 @@ class RouterApp:
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
-        self.draining = False
+        self.draining = self.closed = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[tuple[str, int], WorkerLink] = {}
         self._stop = asyncio.Event()
-        self._quiet = asyncio.Event()
+        self._hurry = False
         self._signals = 0
         self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
@@ -154,6 +156,11 @@ class RouterApp:
             found = [socket.socket(fileno=fd) for fd in inherited]
             for sock in found:
                 sock.setblocking(False)
+            if self._url(found) != f"http://{self.config.listen}":
+                log.warning(
+                    "systemd listens at %s, router.listen says %s: run `calculet install` again and restart its socket unit",
+                    self._url(found), self.config.listen,
+                )  # fmt: skip
             return found
         try:
             return [bind(self.config.listen)]
@@ -184,32 +191,31 @@ class RouterApp:
         self._signals += 1
         if self._signals > 1:
             log.warning("second signal: ending at once, calls=%d", self.dispatcher.calls)
-            self._quiet.set()
+            self._hurry = True
         self._stop.set()
 
     def _keeper_gone(self) -> None:
         log.warning("the keeper is gone")
-        self._quiet.set()
+        self._hurry = True
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Streams may finish; what is left at the end is cancelled, and its client told."""
+        """Streams may finish, and open connections may bring what was on its way; what is left at the end is cancelled and told."""
         self.draining = True
         sd_notify("STOPPING=1")
         log.info("draining calls=%d", self.dispatcher.calls)
         self._server.stop_listening()
-        if self.dispatcher.calls:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.drain_timeout_s):
-                    await self._quiet.wait()
+        deadline_s = self._loop.time() + self.config.drain_timeout_s
+        while not self._hurry and (not self._server.drained() or self.dispatcher.calls) and self._loop.time() < deadline_s:
+            await asyncio.sleep(GLANCE_S)
+        self.closed = True
         for connection in list(self._server.connections):
             if connection.exchange is not None and connection.exchange.owner is not None:
                 owner = connection.exchange.owner
                 self.feed(events.ClientGone(owner, "the router is shutting down", ShuttingDown.code))
                 owner.fail(ShuttingDown("the router is shutting down"))
-        await asyncio.sleep(0)
-        for connection in list(self._server.connections):
-            connection.close_if_idle()
+        await asyncio.sleep(0)  # what was said last is written at the end of the loop's pass
+        self._server.drained(over=True)
         await asyncio.sleep(GLANCE_S)
 
     def _close(self) -> None:
@@ -277,8 +283,6 @@ class RouterApp:
         self.telemetry.ended(action, model)
         if action.request is not None:
             self.usage.append(action)
-        if self.draining and not self.dispatcher.calls:
-            self._quiet.set()
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
@@ -341,7 +345,7 @@ class RouterApp:
     async def _recover_usage(self) -> None:
         """Account for what a killed predecessor left open, once workers have given up on it."""
         await asyncio.sleep(3 * self.config.lease_interval_ms / 1000 + RECOVERY_GRACE_S)
-        orphans = await asyncio.to_thread(orphans_of, self.fleet, self.incarnation)
+        orphans = await asyncio.to_thread(orphans_of, self.fleet, self.name, self.incarnation)
         for orphan in orphans:
             self.usage.add(record_of(orphan, time.time()))
             self.journal.append(done_of(orphan, time.monotonic_ns()))
@@ -418,4 +422,5 @@ async def serve(config: Path, name: str = FIRST) -> int:
     fleet = load_fleet(config)
     admissions = load_admissions(fleet)
     make_folders(fleet)
+    keep_copy(name, fleet.log(name))
     return await RouterApp(fleet, admissions, name).run()

@@ -14,10 +14,12 @@ from calculet_supervisor.commands.resume import resume
 from calculet_supervisor.commands.start import start
 from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
+from calculet_supervisor.commands.support_bundle import support_bundle
 from calculet_supervisor.commands.up import up
 from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, status, drain, resume, stop, start, restart, keys, usage, config, package, install, uninstall, version,
+    up, status, drain, resume, stop, start, restart, keys, usage, config, package, install, uninstall, support_bundle,
+    version,
 )  # fmt: skip

@@ -91,7 +91,7 @@ def uninstall(root: Path, config: str, dry_run: bool, force: bool) -> None:
         if at_host and not dry_run:
             installing.check_host(os.geteuid(), root)
             if active := installing.active_units():
-                hint = "first: systemctl disable --now calculet.target"
+                hint = "first: systemctl stop calculet.target 'calculet-*'"
                 raise installing.Refusal(f"{', '.join(active)} {'runs' if len(active) == 1 else 'run'}", hint)
         changes = installing.plan_uninstall(root, places, force=force)
         _refuse_edited(changes, "--force removes it")

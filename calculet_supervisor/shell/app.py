@@ -32,18 +32,23 @@ from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
 from calculet_core.shell.sd_notify import sd_notify, watchdog_interval_s
+from calculet_core.shell.stacks import can_dump
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.shell.checking import read_packages
 from calculet_supervisor.shell.control import serve_control
+from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.launchers import Launcher
+from calculet_supervisor.shell.launchers.checked import LockChecked
 from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
 from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
+from calculet_supervisor.shell.reloading import BornAgain, may_reload
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.status import outlook
 from calculet_supervisor.shell.store import Memory, Store, Wanted, open_store
+from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
 from calculet_supervisor.shell.telemetry import Telemetry
 from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import (
@@ -66,6 +71,8 @@ from calculet_supervisor.world import (
 
 TICK_S = 0.1
 """How often time-outs are looked for; everything else is decided when it is seen."""
+DUMP_S = 0.5
+"""From the signal to write its stacks to SIGABRT."""
 STORE_RETRY_S = 1.0
 """After a failed write."""
 log = logging.getLogger("calculet.supervisor")
@@ -86,10 +93,13 @@ class Supervisor:
         )
         self.view = memory.view
         self.started_s = time.monotonic()
+        self.reloads = False
+        """It ended in order to become a new process image."""
         self._placements = placements(fleet, packages)
         self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
         self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
-        self._telemetry = Telemetry(self.reconciler, self.sightings)
+        self._crashes = CrashBundles(fleet)
+        self._telemetry = Telemetry(self.reconciler, self.sightings, self._crashes, config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ended: asyncio.Future[bool] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,11 +117,14 @@ class Supervisor:
         """Supervise until a signal, or until the keeper is gone."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._end, False)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload)
         self._loop.set_exception_handler(self._unhandled)
-        launcher = await self._find_launcher()
+        launcher = self._launcher = await self._find_launcher()
         watch_death_pipe(lambda: self._end(True))
-        self._launcher = launcher
-        for board, pid in (await launcher.list()).items():
+        begun = epochs_begun(self.fleet)
+        alive = await launcher.list()
+        sweep_dead(self.fleet, begun, alive)
+        for board, pid in alive.items():
             self.sightings.started(board, pid)
         self._link: Link = bind_router(self._context, self.fleet.supervisor_socket, self._from_peer)
         control = await serve_control(self.fleet.control_socket, Verbs(self).table())
@@ -140,16 +153,24 @@ class Supervisor:
                 path.unlink(missing_ok=True)
             self._journal.close()
 
-    async def _find_launcher(self) -> Launcher:
+    async def _find_launcher(self) -> LockChecked:
         """The keeper when it started this process, else systemd."""
+        inner: Launcher
         if VARIABLE in os.environ:
-            return await KeeperLauncher.connect(self.fleet.keeper_socket, self, lambda: self._end(True))
-        return SystemdLauncher(list(self._placements), self)
+            inner = await KeeperLauncher.connect(self.fleet.keeper_socket, self, lambda: self._end(True))
+        else:
+            inner = SystemdLauncher(list(self._placements), self)
+        return LockChecked(inner, self.fleet, self)
 
     def _end(self, keeper_gone: bool) -> None:
         if not self._ended.done():
             log.info("ends: %s", "the keeper is gone" if keeper_gone else "told to; workers live on")
             self._ended.set_result(keeper_gone)
+
+    def _reload(self) -> None:
+        if not self._ended.done() and may_reload(self.fleet.path):
+            self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
+            self._end(False)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug ends this process: its successor sees everything afresh, which is better than to go on half blind."""
@@ -186,6 +207,8 @@ class Supervisor:
         epoch = report.epoch if report is not None else self.last_epoch(board)
         for path in (self.fleet.worker_socket(board, epoch), self.fleet.metrics_socket(f"worker-{board}")):
             path.unlink(missing_ok=True)
+        seen = self.sightings.boards.get(board, NOTHING_SEEN)
+        self._crashes.about_to_forget(board, seen.pid, seen.report)
         self.sightings.exited(board, how)
         self._decide()
 
@@ -262,7 +285,17 @@ class Supervisor:
 
     def _abort(self, action: Abort) -> None:
         log.error("board %s: aborted: %s", action.board, action.reason)
-        self._launcher.abort(action.board)
+        pid = self.sightings.boards.get(action.board, NOTHING_SEEN).pid
+        if pid is None or not can_dump(pid):
+            self._launcher.abort(action.board)
+            return
+        self._launcher.dump(action.board)
+        self._loop.call_later(DUMP_S, self._abort_now, action.board, pid)
+
+    def _abort_now(self, board: str, pid: int) -> None:
+        """Its stacks are written by now; unless it has gone meanwhile."""
+        if self.sightings.boards.get(board, NOTHING_SEEN).pid == pid and not self._ended.done():
+            self._launcher.abort(board)
 
     def _kill(self, action: Kill) -> None:
         log.error("board %s: killed: %s", action.board, action.reason)
@@ -320,6 +353,8 @@ class Supervisor:
         self._journal.write(note.event, board=note.board, epoch=note.epoch, generation=note.generation, **note.data)
         self._journal.flush()
         self._telemetry.note(note)
+        if note.event == history.FLEET_WORKER_EXITED and not note.data["commanded"]:
+            self._task(self._crashes.keep(note, self._crashes.gather(note)))
         words = " ".join(f"{key}={value}" for key, value in note.data.items() if value is not None)
         log.info("board %s: %s epoch=%s %s", note.board, note.event, note.epoch, words)
 
@@ -376,6 +411,7 @@ async def serve(fleet: Fleet) -> int:
     Raises:
         ConfigError: the configuration, a package or the store is wrong, or nobody is there who could start workers.
         LockHeld: another supervisor has this fleet.
+        BornAgain: it is to be reloaded, and everything is put down.
     """
     if VARIABLE not in os.environ and "INVOCATION_ID" not in os.environ:
         raise ConfigError("neither `calculet up` nor systemd has started this supervisor: nobody could start workers for it")
@@ -386,8 +422,11 @@ async def serve(fleet: Fleet) -> int:
         memory = await store.recall()
         if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
             memory = replace(memory, view=on_disk)  # the store was moved away: go on above what routers have seen
-        await Supervisor(fleet, packages, store, memory).run()
+        supervisor = Supervisor(fleet, packages, store, memory)
+        await supervisor.run()
     finally:
         store.close()
         lock.release()
+    if supervisor.reloads:
+        raise BornAgain
     return ExitCode.OK

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec.structs import fields
+
 from calculet_core import history
+from calculet_core.config import FleetConfig
 from calculet_core.shell.telemetry import Collectors
 from calculet_core.states.worker_process import ProcessState
 from calculet_supervisor.reconcile import Reconciler
+from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.world import Note
 
@@ -15,9 +19,16 @@ from calculet_supervisor.world import Note
 class Telemetry:
     """Collects for `/metrics`."""
 
-    def __init__(self, reconciler: Reconciler, sightings: Sightings) -> None:
-        self._reconciler, self._sightings = reconciler, sightings
+    def __init__(self, reconciler: Reconciler, sightings: Sightings, crashes: CrashBundles, config: FleetConfig) -> None:
+        self._reconciler, self._sightings, self._crashes = reconciler, sightings, crashes
         self._collectors = Collectors("supervisor")
+        limits: dict[str, float] = {"crashes.keep": config.crashes.keep, "crashes.max_bytes": config.crashes.max_bytes}
+        for field in fields(config.supervision):
+            value = getattr(config.supervision, field.name)
+            if isinstance(value, int | float):
+                limits[f"supervision.{field.name}"] = value
+        for name, value in limits.items():
+            self._collectors("calculet_supervisor_limit", limit=name).set(value)
 
     def note(self, note: Note) -> None:
         """Count what was decided."""
@@ -38,6 +49,8 @@ class Telemetry:
             up, ready = seen.report is not None, seen.report is not None and seen.report.state == "READY"
             collectors("calculet_supervisor_worker_up", board=board).set(int(up))
             collectors("calculet_supervisor_board_ready", board=board).set(int(ready))
+        collectors("calculet_supervisor_crash_bundles", result="written").set(self._crashes.written)
+        collectors("calculet_supervisor_crash_bundles", result="failed").set(self._crashes.failed)
         collectors("calculet_supervisor_view_version").set(view_version)
         collectors("calculet_supervisor_routers").set(len(self._sightings.routers))
         return collectors.exposition()

@@ -36,6 +36,7 @@ from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal, LineFile
 from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
 from calculet_core.shell.packages import load_keys
+from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
     Action,
@@ -430,6 +431,7 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
     exit_path = fleet.board_exit(board.name)
     exit_path.unlink(missing_ok=True)
     epoch = next_number(fleet.board_epoch(board.name))
+    keep_stacks(fleet.stacks(f"worker-{board.name}"), f"board {board.name} epoch {epoch} pid {os.getpid()}")
     code, reason = ExitCode.BUG, "it did not start"
     try:
         keys = load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])

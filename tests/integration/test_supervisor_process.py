@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from calculet_core.shell.control_client import ControlError, SupervisorUnreachab
 from calculet_core.shell.files import FileLock
 from calculet_core.shell.fleet import load_fleet
 from calculet_core.shell.journal import read_journal
+from calculet_supervisor.shell.crashes import bundles
 
 STUBS = Path(__file__).resolve().parents[1] / "stubs"
 QUICK = {"heartbeat_ms": 50, "heartbeat_timeout_ms": 1_000, "hang_timeout_ms": 700, "drain_timeout_ms": 2_000}
@@ -198,7 +200,14 @@ def test_a_hanging_worker_is_aborted_with_a_dump_and_replaced(shared: StubFleet)
     killed = [event for event in shared.events(history.FLEET_WORKER_KILLED) if (event.epoch or 0) > epoch and event.board == "board1"]
     assert killed[0].data["signal"] == "SIGABRT"
     assert "no step" in killed[0].data["reason"]
-    assert "Fatal Python error: Aborted" in (shared.paths.log_dir / "worker-board1.log").read_text()
+    crash = next(path for path in bundles(shared.paths.crashes) if path.name.endswith(f"-board1-e{killed[0].epoch}"))
+    stacks, how = (crash / "stacks.txt").read_text(), json.loads((crash / "exit.json").read_text())
+    assert stacks.startswith(f"# board board1 epoch {killed[0].epoch} pid {how['pid']}\n")
+    asked, _, died = stacks.partition("Fatal Python error: Aborted")
+    assert "in run" in asked and "in run" in died, "first the stacks, then the abort"
+    assert (how["class"], how["signal"], how["board_lock"]) == ("killed by signal 6", 6, "free")
+    assert how["last_report"]["inflight"] > 0 and how["versions"]["calculet"]
+    assert "no step" in (crash / "fleet.jsonl").read_text()
     assert shared.row("board0")["state"] == "READY"
 
 
