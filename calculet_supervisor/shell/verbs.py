@@ -14,7 +14,7 @@ from calculet_core import history
 from calculet_core.shell.process import rss_bytes
 from calculet_supervisor.shell.control import Caller, Refused, Verb
 from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
-from calculet_supervisor.shell.store import Wanted
+from calculet_supervisor.shell.store import Act, Wanted
 from calculet_supervisor.world import NOTHING_SEEN, Note
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Verbs:
     async def _want(self, verb: str, board: str, wanted: Wanted, caller: Caller) -> dict[str, Any]:
         supervisor = self._supervisor
         try:
-            await supervisor.store.want(board, wanted, verb, caller.uid, caller.pid)
+            await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid))
         except (sqlite3.Error, OSError) as error:
             raise Refused(f"{verb} {board} could not be saved and was not done: {error}", "is the disk full?") from None
         supervisor.wanted[board] = wanted
