@@ -41,7 +41,7 @@ _COPIED = (
 
 
 def board_status(
-    board: BoardConfig, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int
+    board: BoardConfig, alias: str, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int
 ) -> dict[str, Any]:
     """One board's row."""
     report, life = seen.report, reconciler.lives.get(board.name)
@@ -51,8 +51,8 @@ def board_status(
         row |= {"generation": None, "digest": None}
     total = sum(report.lanes.values()) if report else None
     row |= {
-        "alias": wish.placement.alias,
-        "wanted_digest": wish.placement.digest,
+        "alias": alias,
+        "wanted_digest": wish.placement.digest if wish.placement else None,
         "up": wish.up,
         "draining": wish.draining,
         "worker_draining": report.draining if report else None,

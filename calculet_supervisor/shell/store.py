@@ -52,6 +52,7 @@ _LATER = {
     2: """
 ALTER TABLE board ADD COLUMN condemned TEXT;
 ALTER TABLE board ADD COLUMN probation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE board ADD COLUMN reset_generation INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE audit ADD COLUMN detail TEXT;
 CREATE TABLE rollout (id INTEGER PRIMARY KEY, alias TEXT NOT NULL, open INTEGER NOT NULL, body BLOB NOT NULL) STRICT;
 CREATE UNIQUE INDEX one_open_rollout ON rollout (alias) WHERE open;
@@ -65,6 +66,7 @@ CREATE TABLE flag (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """,
 }
 """What each later schema adds to the one before."""
+_BOARD = "name, up, draining, min_epoch, condemned, probation, reset_generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Wanted:
     """Why the board was set aside; None: it was not."""
     probation: bool = False
     """It came back from being condemned and has not proved itself yet."""
+    reset_generation: int = 0
+    """An operator ordered a reset of this generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +195,11 @@ class Store:
 
     # ---------------------------------------------------------------- on the store's thread
     def _recall(self) -> Memory:
-        query = "SELECT name, up, draining, min_epoch, condemned, probation FROM board"
         boards = {
-            name: Wanted(bool(up), bool(draining), min_epoch, condemned, bool(probation))
-            for name, up, draining, min_epoch, condemned, probation in self._db.execute(query)
+            name: Wanted(bool(up), bool(draining), min_epoch, condemned, bool(probation), reset_generation)
+            for name, up, draining, min_epoch, condemned, probation, reset_generation in self._db.execute(
+                f"SELECT {_BOARD} FROM board"
+            )
         }
         body = self._db.execute("SELECT body FROM view").fetchone()
         view = msgspec.json.decode(body[0], type=FleetView) if body else FleetView(0)
@@ -228,9 +233,11 @@ class Store:
         self._db.execute("INSERT INTO spend VALUES (?, ?, ?)", (kind, board, now_ns))
 
     def _want(self, board: str, wanted: Wanted, act: Act) -> None:
-        row = (board, int(wanted.up), int(wanted.draining), wanted.min_epoch, wanted.condemned, int(wanted.probation))
-        columns = "name, up, draining, min_epoch, condemned, probation"
-        self._db.execute(f"INSERT OR REPLACE INTO board ({columns}) VALUES (?, ?, ?, ?, ?, ?)", row)
+        row = (
+            board, int(wanted.up), int(wanted.draining), wanted.min_epoch, wanted.condemned, int(wanted.probation),
+            wanted.reset_generation,
+        )  # fmt: skip
+        self._db.execute(f"INSERT OR REPLACE INTO board ({_BOARD}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
         self._audit_act(act)
 
     def _audit_act(self, act: Act) -> None:

@@ -43,10 +43,11 @@ class Verbs:
     async def status(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Everything that is known (`calculet_supervisor.shell.status`)."""
         supervisor, now_ns = self._supervisor, time.monotonic_ns()
+        seen = supervisor.sightings.boards
         boards = [
             board_status(
-                board, supervisor.wish(board.name), supervisor.sightings.boards.get(board.name, NOTHING_SEEN),
-                supervisor.reconciler, supervisor.resets, now_ns,
+                board, supervisor.fleet.model_of(board.name).alias, supervisor.wish(board.name),
+                seen.get(board.name, NOTHING_SEEN), supervisor.reconciler, supervisor.resets, now_ns,
             )
             for board in supervisor.fleet.config.boards
         ]  # fmt: skip
