@@ -1,8 +1,8 @@
 """Whose fault is it? A failure belongs to a board and to the artifact it ran; what else has happened tells which of the two.
 
-Two failures of an artifact on one board ask for a trial elsewhere. Where it has failed on a second board, the artifact is set
-aside; where another board serves it well, the board is. The rule is a pure function of what is remembered (`Failure`s are kept in
-the store) and of who serves now, so it says the same after a restart.
+An artifact that failed on one board is tried on another. When it has failed on two and nobody serves it, it is set aside. When
+another board serves it well and this one fails again after two failures, the board is. The rule is a pure function of what is
+remembered (`Failure`s are kept in the store) and of who serves now, so it says the same after a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from calculet_core.faults import FaultKind
 from calculet_core.wire import WorkerReport
 
 FAILURES = 2
-"""On one board, before anything is concluded."""
+"""On one board, before the next one condemns it; over two boards, before the artifact is set aside."""
 WINDOW_S = 3600.0
 """What is older tells nothing about today."""
 class Failure(msgspec.Struct, frozen=True):
@@ -83,11 +83,11 @@ class Attribution:
         here = [one for one in recent if one.board == board]
         elsewhere = {one.board: one for one in recent if one.board != board}
         last = here[-1].what if here else ""
-        healthy = [other for other in served_by if other != board and other not in elsewhere]
-        if elsewhere and not healthy and len(recent) > FAILURES - 1:
+        healthy = [other for other in served_by if other != board]
+        if elsewhere and not healthy:
             others = ", ".join(sorted(elsewhere))
             return Blame(board, digest, True, f"it failed on {board} and on {others}: {last}")
-        if len(here) >= FAILURES and healthy:
+        if len(here) > FAILURES and healthy:
             reason = f"{len(here)} failures in an hour, and {healthy[0]} serves the same artifact: {last}"
             return Blame(board, digest, False, reason)
         return None

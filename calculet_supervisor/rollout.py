@@ -74,6 +74,8 @@ class Rollout(msgspec.Struct, frozen=True):
     canary: float = 0.0
     """Share of new requests that green gets before the alias moves; 0: none."""
     allow_downtime: bool = False
+    override: bool = False
+    """The artifact may be one that was set aside."""
     avoid: tuple[str, ...] = ()
     """Boards on which green has failed before: another one goes first, to tell whose fault it is."""
     state: str = RolloutState.PENDING.name

@@ -150,9 +150,20 @@ class Store:
         """
         return await self._do(lambda: self._open_rollout(rollout, act))
 
-    async def save_rollout(self, rollout: Rollout, version: AliasVersion | None = None, act: Act | None = None) -> None:
-        """A rollout's next step, what its alias stands for from now on, and who said so, in one commit."""
-        await self._do(lambda: self._save_rollout(rollout, version, act))
+    async def save_rollout(
+        self, rollout: Rollout, version: AliasVersion | None = None, act: Act | None = None
+    ) -> AliasVersion | None:
+        """A rollout's next step, what its alias stands for from now on, and who said so, in one commit; the version as numbered."""
+        return await self._do(lambda: self._save_rollout(rollout, version, act))
+
+    async def save_version(self, version: AliasVersion, act: Act) -> AliasVersion:
+        """What an alias stands for from now on, without a rollout; as numbered."""
+
+        def work() -> AliasVersion:
+            self._audit_act(act)
+            return self._add_version(version)
+
+        return await self._do(work)
 
     async def rollouts(self, last: int = 20) -> list[Rollout]:
         """The newest rollouts, newest first."""
@@ -253,16 +264,19 @@ class Store:
         self._audit_act(act)
         return rollout
 
-    def _save_rollout(self, rollout: Rollout, version: AliasVersion | None, act: Act | None) -> None:
+    def _save_rollout(self, rollout: Rollout, version: AliasVersion | None, act: Act | None) -> AliasVersion | None:
         row = (int(not rollout.over), msgspec.json.encode(rollout), rollout.id)
         self._db.execute("UPDATE rollout SET open = ?, body = ? WHERE id = ?", row)
-        if version is not None:
-            added = (version.alias, msgspec.json.encode(version))
-            self._db.execute("INSERT INTO alias_version (alias, body) VALUES (?, ?)", added)
-            old = "SELECT version FROM alias_version WHERE alias = ? ORDER BY version DESC LIMIT -1 OFFSET ?"
-            self._db.execute(f"DELETE FROM alias_version WHERE version IN ({old})", (version.alias, VERSIONS_KEPT))
         if act is not None:
             self._audit_act(act)
+        return self._add_version(version) if version is not None else None
+
+    def _add_version(self, version: AliasVersion) -> AliasVersion:
+        row = (version.alias, msgspec.json.encode(version))
+        added = self._db.execute("INSERT INTO alias_version (alias, body) VALUES (?, ?)", row)
+        old = "SELECT version FROM alias_version WHERE alias = ? ORDER BY version DESC LIMIT -1 OFFSET ?"
+        self._db.execute(f"DELETE FROM alias_version WHERE version IN ({old})", (version.alias, VERSIONS_KEPT))
+        return msgspec.structs.replace(version, version=added.lastrowid or 0)
 
     def _rollouts(self, last: int) -> list[Rollout]:
         rows = self._db.execute("SELECT body FROM rollout ORDER BY id DESC LIMIT ?", (last,)).fetchall()

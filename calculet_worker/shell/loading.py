@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from calculet_core.artifact import Package, incompatible
 from calculet_core.config import BoardConfig, SchedulerConfig, check_profiles
 from calculet_core.errors import ArtifactError, ConfigError
+from calculet_core.jobs import DeviceVersions
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import read_package, verify_package
 from calculet_worker.actions import VerifyPackage
-from calculet_worker.device.base import DeviceVersions
 from calculet_worker.events import PackageVerified
 from calculet_worker.shell.tokenizing import PromptTokenizer
 
