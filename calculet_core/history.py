@@ -21,6 +21,10 @@ from calculet_core.ids import request_id_text
 # Names. The prefix says who writes it: `request.` router, `attempt.` worker, `board.` worker, `fleet.` supervisor.
 REQUEST_ACCEPTED = "request.accepted"
 REQUEST_SENT = "request.sent"
+REQUEST_TROUBLE = "request.trouble"
+"""An attempt came to nothing: `reason` (a row of the router's retry table), `code`, `message`."""
+REQUEST_MOVED = "request.moved"
+"""Before anything was written, it begins anew with another artifact of its alias: `digest`, `was`."""
 REQUEST_TOKENS = "request.tokens"
 """Tokens written to the client: `n`, and `ids` where a test records them."""
 REQUEST_DONE = "request.done"

@@ -250,6 +250,9 @@ class Dispatcher:
         """The whole call begins anew with another artifact, so that no answer, and no choice of it, mixes two."""
         if self.aliases.mixed and any(flight.losses for flight in ongoing.flights):
             self.tally.add(ongoing.alias.digest, True, ongoing.accepted_ns, None, now_ns, 0)
+        for flight in ongoing.flights:
+            data = {"digest": alias.digest, "was": ongoing.alias.digest}
+            out.append(Entry(history.REQUEST_MOVED, now_ns, flight.request_id, flight.attempt, None, None, None, None, data))
         ongoing.alias, ongoing.first_ns = alias, None
         ongoing.moves += 1
         base = _with_defaults(ongoing.call, alias)
@@ -280,6 +283,12 @@ class Dispatcher:
     def _trouble(self, flight: Flight, trouble: Trouble, error: CalculetError, now_ns: int, out: Out) -> None:
         """An attempt came to nothing: send the request again, or end the call with `error`."""
         rule, worker, ongoing = RETRY[trouble], flight.worker, flight.ongoing
+        if worker is not None:
+            data = {"reason": trouble.value, "code": error.code, "message": error.message}
+            board, epoch = worker.key
+            out.append(
+                Entry(history.REQUEST_TROUBLE, now_ns, flight.request_id, flight.attempt, board, epoch, None, None, data)
+            )
         self._release(flight, trouble.value if rule.cancels else None, out)
         if rule.excludes_worker and worker is not None:
             flight.refusals[worker.key] = error

@@ -7,6 +7,7 @@ import click
 from calculet_supervisor.commands.config import config
 from calculet_supervisor.commands.drain import drain
 from calculet_supervisor.commands.generations import generations
+from calculet_supervisor.commands.journals import events, explain
 from calculet_supervisor.commands.package import package
 from calculet_supervisor.commands.recovery import breaker, condemn, probation, release, reset
 from calculet_supervisor.commands.restart import restart
@@ -19,6 +20,6 @@ from calculet_supervisor.commands.up import up
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, status, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart, reset, condemn,
-    probation, breaker, release, config, package, version,
+    up, status, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
+    reset, condemn, probation, breaker, release, config, package, version,
 )  # fmt: skip
