@@ -278,6 +278,46 @@ class SupervisionConfig(_Section, frozen=True):
     restart: RestartConfig = RestartConfig()
 
 
+class CanaryConfig(_Section, frozen=True):
+    """When a canary is good enough to go on, and when it goes back."""
+
+    hold_s: Annotated[float, Meta(ge=0)] = 60.0
+    """How long it must look well."""
+    min_requests: PositiveInt = 100
+    """Requests that green must have answered; also the fewest that a P99 is taken of."""
+    min_errors: PositiveInt = 3
+    """Fewer failures than that prove nothing."""
+    max_error_gap: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """How much larger green's share of failed requests may be than blue's."""
+    max_p99_ratio: Annotated[float, Meta(ge=1)] = 1.5
+    """How much larger green's P99 may be than blue's: time to the first token, and between tokens."""
+    min_p99_gap_ms: Annotated[float, Meta(ge=0)] = 20.0
+    """A smaller difference of P99 is nothing."""
+
+
+class RolloutConfig(_Section, frozen=True):
+    """Swaps of a model across boards (`calculet load`, `rollback`, `unload`)."""
+
+    drain_timeout_ms: PositiveInt = 120_000
+    """How long a board's running requests may take before it changes its model; then they fail, or are sent again."""
+    stall_timeout_s: PositiveFloat = 900.0
+    """A swap in which nothing has moved for so long goes back."""
+    canary: CanaryConfig = CanaryConfig()
+
+
+class RecallConfig(_Section, frozen=True):
+    """How boards are set aside and come back."""
+
+    breaker_share: Share = 0.5
+    """Share of boards that may go bad within `breaker_window_s`; then nothing automatic happens until an operator says so."""
+    breaker_window_s: PositiveFloat = 300.0
+    """Five minutes."""
+    probation_s: PositiveFloat = 600.0
+    """How long a board that came back must serve without a fault before it counts like the others."""
+    probation_weight: Share = 0.1
+    """Its share of work until then, others having 1."""
+
+
 class JournalConfig(_Section, frozen=True):
     """Each process appends events to its own size-capped file."""
 
@@ -334,6 +374,8 @@ class FleetConfig(_Section, frozen=True):
     tenants: tuple[TenantConfig, ...] = (TenantConfig(name="default"),)
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    recall: RecallConfig = RecallConfig()
     journal: JournalConfig = JournalConfig()
     crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()

@@ -54,6 +54,8 @@ class Bench:
         self.resets = Resets(dict.fromkeys(names, resets))
         self.wishes = {board: BoardWish(PLACEMENT) for board in names}
         self.aliases: tuple[wire.AliasView, ...] = (ALIAS,)
+        self.decided: frozenset[str] = frozenset()
+        self.frozen: str | None = None
         self.seen: dict[str, BoardSeen] = {}
         self.done: list[world.Action] = []
         self._pid, self._epoch, self._generation = 100, 0, 0
@@ -63,7 +65,8 @@ class Bench:
     def step(self, ms: int = 0) -> list[world.Action]:
         """Let time pass, decide once; only spawns are performed."""
         self.clock.advance(ms * MS)
-        actions = self.reconciler.decide(Desired(self.wishes, self.aliases), Observed(dict(self.seen)), self.clock.now_ns())
+        desired = Desired(self.wishes, self.aliases, self.decided, self.frozen)
+        actions = self.reconciler.decide(desired, Observed(dict(self.seen)), self.clock.now_ns())
         for action in actions:
             if isinstance(action, world.Spawn):
                 self._pid += 1

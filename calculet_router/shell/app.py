@@ -324,6 +324,7 @@ class RouterApp:
         report = wire.RouterReport(
             self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"http://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
+            self.dispatcher.tally.reports(),
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 

@@ -278,7 +278,9 @@ class Worker:
 
     async def _verify(self, action: VerifyPackage) -> None:
         answer: PackageVerified
-        answer, tokenizer = await asyncio.to_thread(verify, self._fleet, self._board, self._keys, action)
+        answer, tokenizer = await asyncio.to_thread(
+            verify, self._fleet, self._board, self._keys, self._device.versions(), action
+        )
         self._tokenizer = tokenizer or self._tokenizer
         self._handle(answer)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from calculet_core.artifact import Package
+from calculet_core.artifact import Package, incompatible
 from calculet_core.config import BoardConfig, SchedulerConfig, check_profiles
 from calculet_core.errors import ArtifactError, ConfigError
+from calculet_core.jobs import DeviceVersions
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import read_package, verify_package
 from calculet_worker.actions import VerifyPackage
@@ -21,7 +22,7 @@ log = logging.getLogger("calculet.loading")
 
 
 def verify(
-    fleet: Fleet, board: BoardConfig, keys: Sequence[Ed25519PublicKey], action: VerifyPackage
+    fleet: Fleet, board: BoardConfig, keys: Sequence[Ed25519PublicKey], versions: DeviceVersions, action: VerifyPackage
 ) -> tuple[PackageVerified, PromptTokenizer | None]:
     """The engine's answer, and the package's tokenizer when it is good."""
     try:
@@ -30,6 +31,9 @@ def verify(
             raise ArtifactError(f"{action.path}: its digest is {package.digest[:12]}, but {action.digest[:12]} was asked for")
         if package.manifest.backend != board.device:
             raise ArtifactError(f"{action.path}: made for {package.manifest.backend!r}; board {board.name} is {board.device!r}")
+        wanted = package.manifest.compatibility
+        if wrong := incompatible(wanted, versions.runtime, versions.driver, versions.firmware, versions.chips):
+            raise ArtifactError(f"{action.path}: board {board.name} has {'; '.join(wrong)}")
         scheduler = scheduler_for(fleet, action.alias, package)
         tokenizer = PromptTokenizer(package)
     except (ArtifactError, ConfigError, OSError) as error:
