@@ -31,6 +31,28 @@ def yardstick_us() -> float:
     return (time.process_time() - begin) / count * 1e6
 
 
+async def saturated(requests: int = 3000, users: int = 16) -> float:
+    """CPU us per one-token request when answers come as fast as they are asked for, so that no wake-up from idle is in it."""
+    import sys
+
+    from calculet_perf.client.observation import Asked
+    from calculet_perf.shell.http import Target
+    from calculet_perf.shell.shards import Shards
+
+    pipe = asyncio.subprocess.PIPE
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "calculet_perf.shell.null_server", "2", stdin=pipe, stdout=pipe
+    )
+    assert server.stdin is not None and server.stdout is not None
+    body = b'{"model":"null","prompt":"x","stream":true,"max_tokens":1}'
+    async with Shards(Target("127.0.0.1", int(await server.stdout.readline())), "/v1/completions", 60) as shards:
+        for _ in range(2):  # the first time warms up
+            applied = await shards.apply("closed", [Asked(n, body, f"r{n}", True) for n in range(requests)], concurrency=users)
+    server.stdin.close()
+    await server.wait()
+    return applied.cpu_ns / requests / 1e3
+
+
 async def measure(seconds: float) -> list[dict[str, float | bool | None]]:
     rows = []
     for rate in RATES:
@@ -49,8 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
-    rows = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measure(options.seconds))
-    print(json.dumps({"yardstick_us": round(yardstick_us(), 3), "rows": rows}, indent=1))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        rows, full = runner.run(measure(options.seconds)), runner.run(saturated())
+    print(json.dumps({"yardstick_us": round(yardstick_us(), 3), "saturated_us_per_request": round(full, 1), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
