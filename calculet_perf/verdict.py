@@ -44,6 +44,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rules_version: str
     rules_sha256: str
 
+    def reasons(self) -> list[CheckResult]:
+        """What failed, in the order of precedence, then what was not shown."""
+        failed = [check for kind in PRECEDENCE for check in self.checks if check.kind == kind and check.result is Result.FAIL]
+        return failed + [check for check in self.checks if check.result is Result.INSUFFICIENT]
+
 
 CONCLUSIONS = {
     0: ("pass", "Everything that was asked is shown"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from calculet_perf.commands.capacity import capacity
 from calculet_perf.commands.compare import compare
 from calculet_perf.commands.golden import golden
 from calculet_perf.commands.history import history
@@ -18,6 +19,7 @@ COMMANDS: tuple[click.Command, ...] = (
     manifest,
     run,
     golden,
+    capacity,
     selftest,
     report,
     compare,

@@ -22,7 +22,7 @@ from calculet_perf.workloads.matrix import Matrix, parse_matrix
 
 if TYPE_CHECKING:
     from calculet_perf.shell.http import HttpClient
-    from calculet_perf.shell.runner import Setup
+    from calculet_perf.shell.runner import Runner, Setup
     from calculet_perf.shell.screen import Screen
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -129,16 +129,13 @@ async def _main(
             writer.close()
             return Exit.INFRASTRUCTURE
         async with Shards(client.target, setup.sender.path, inputs.manifest.timeout_s, processes) as shards:
-            await _until_stopped(Runner(setup, info, writer, client, shards, screen))
+            await until_stopped(Runner(setup, info, writer, client, shards, screen))
         client.close()
-    return _verdict(info, folder)
+    return verdict(info, folder)
 
 
-async def _until_stopped(runner: object) -> None:
+async def until_stopped(runner: Runner) -> None:
     """Run; SIGINT and SIGTERM end it in order, with everything written."""
-    from calculet_perf.shell.runner import Runner
-
-    assert isinstance(runner, Runner)
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(runner.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
@@ -151,7 +148,7 @@ async def _until_stopped(runner: object) -> None:
         raise error
 
 
-def _verdict(info: RunInfo, folder: Path) -> int:
+def verdict(info: RunInfo, folder: Path) -> int:
     """The exit code of a run that ended, said in a line. What is proven to be wrong weighs more than an invalid measurement."""
     failed = [outcome.moment for outcome in info.golden if not outcome.passed]
     kept = [one for one in info.returned if not one.returned]
@@ -184,7 +181,7 @@ def client_of(manifest: Manifest) -> HttpClient:
     return HttpClient(target_of(manifest.server.url, key), timeout_s=manifest.timeout_s)
 
 
-async def prepare(client: HttpClient, inputs: Inputs, cut: Cut) -> Setup:
+async def prepare(client: HttpClient, inputs: Inputs, cut: Cut, *, need_cells: bool = True) -> Setup:
     """Ask the server what it is, and plan; ends with 3 when it does not answer and 2 when it is not what the manifest says."""
     from calculet_perf.golden import parse_golden
     from calculet_perf.shell.http import AskError
@@ -206,7 +203,7 @@ async def prepare(client: HttpClient, inputs: Inputs, cut: Cut) -> Setup:
         path = inputs.matrix_path.parent / matrix.golden.file
         expected = Expected(parse_golden(_read(path), str(path), sender, matrix.golden), path.name)
     plan = build_plan(manifest, matrix, told, cut)
-    if not plan.items:
+    if need_cells and not plan.items:
         raise ManifestError(f"{inputs.matrix_path}: no cell is left to measure ({len(plan.not_applicable)} are not applicable)")
     return Setup(manifest, matrix, told, plan, sender, expected, set())
 

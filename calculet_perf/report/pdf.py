@@ -83,7 +83,7 @@ def _head(pdf: FPDF, report: Report) -> None:
     colour = {0: GOOD, 3: UNSURE}.get(verdict.exit_code, BAD)
     _write(pdf, verdict.headline, 20, colour, "B")
     _write(pdf, verdict.claim_title + (f"; satisfies {verdict.milestone}" if verdict.milestone else ""), 11, SOFT)
-    for check in [check for check in verdict.checks if str(check.result) in ("fail", "insufficient_evidence")][:3]:
+    for check in verdict.reasons()[:3]:
         word = "Failed" if str(check.result) == "fail" else "Not shown"
         _write(pdf, f"{word}: {check.title} ({check.clause}). {check.why}", 10, STATES[str(check.result)])
     facts = [f"exit code {verdict.exit_code}, {verdict.conclusion.replace('_', ' ')}", f"run {report.run.run_id}"]
@@ -153,9 +153,10 @@ def _widths(table: Table) -> tuple[float, ...]:
 
 
 def _figure(pdf: FPDF, figure: Figure) -> None:
-    scale = min(1.0, (pdf.w - 72) / figure.width, (pdf.h - 90) / figure.height)
-    if pdf.get_y() + figure.height * scale > pdf.h - 44:
+    scale = min(1.0, (pdf.w - 72) / figure.width, (pdf.h - 110) / figure.height)
+    if pdf.get_y() + figure.height * scale > pdf.h - 64:
         pdf.add_page()
+    _write(pdf, figure.title, 9, INK, "B")
     left, top = pdf.l_margin, pdf.get_y()
 
     def at(x: float, y: float) -> tuple[float, float]:

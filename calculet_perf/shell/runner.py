@@ -81,7 +81,7 @@ class Runner:
     async def run(self) -> None:
         """The whole order; `info.status` says how it ended. Raises only what nobody foresaw, and cancellation."""
         steps: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
-            ("idle", self._idle), ("golden before", self._golden_before), ("measure", self._measure),
+            ("idle", self._idle), ("golden before", self._golden_before), ("measure", self.measure),
             ("golden after", self._golden_after), ("resources", self._resources),
         )  # fmt: skip
         self._boards.start()
@@ -158,17 +158,14 @@ class Runner:
         for failure in failures:
             self._screen.say(f"  {failure}")
 
-    async def _measure(self) -> None:
+    async def measure(self) -> None:
+        """Every cell of the plan that is not done."""
         items = self.setup.plan.items
         self._screen.whole(len(items), sum((item.cell.id, item.round) in self.setup.done for item in items))
         for order, item in enumerate(items):
             if (item.cell.id, item.round) in self.setup.done:
                 continue
-            await self._warm_up(item.cell)
-            gap_from = time.monotonic_ns()
-            self._boards.phase = "gap"
-            await asyncio.sleep(self.setup.matrix.gap_s)
-            await self._cell(order, item, (time.monotonic_ns() - gap_from) / 1e9)
+            await self.cell(order, item)
             self._screen.cell_done()
 
     async def _resources(self) -> None:
@@ -208,8 +205,19 @@ class Runner:
         )  # fmt: skip
         return requests_of(self.setup.sender, warm, self.info.sessions, count, self.info.run_id)
 
-    async def _cell(self, order: int, item: Item, gap_s: float) -> None:
+    async def cell(self, order: int, item: Item) -> list[RequestRecord]:
+        """Warm-up where it is due, the gap, and one cell in one round; its records are written.
+
+        Raises:
+            Stop: the server went away.
+            ShardError: the load could not be applied.
+        """
         cell, setup = item.cell, self.setup
+        await self._warm_up(cell)
+        gap_from = time.monotonic_ns()
+        self._boards.phase = "gap"
+        await asyncio.sleep(setup.matrix.gap_s)
+        gap_s = (time.monotonic_ns() - gap_from) / 1e9
         planned = requests_of(setup.sender, cell, item.round, item.count, self.info.run_id)
         self._boards.phase = "measure"
         before = await self._boards.sample()
@@ -243,7 +251,8 @@ class Runner:
         self._writer.append(CASES, case)
         self._save()
         failed = f", {case.failed} failed" if case.failed else ""
-        self._screen.say(f"{cell.id}  {case.requests} requests{failed}")
+        self.say(f"{cell.id}  {case.requests} requests{failed}")
+        return records
 
     def _connections(self, item: Item, planned: Sequence[Planned]) -> int:
         """Closed: the users. Open loop: as many as are likely to be open at once, so that opening them is not measured."""
@@ -260,6 +269,14 @@ class Runner:
         return False
 
     # ---------------------------------------------------------------- small parts
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+        self._screen.say(text)
+
+    def put(self, name: str, data: bytes) -> None:
+        """A small file into the run's folder."""
+        self._writer.put(name, data)
+
     async def _apply(self, arrival: str, planned: Sequence[Planned], users: int) -> Applied:
         asked = [one.asked for one in planned]
         return await self._shards.apply(arrival, asked, concurrency=users, gap_s=BURST_GAP_S, progress=self._screen.advance)

@@ -263,6 +263,23 @@ def test_a_manifest_is_filled_from_a_foreign_server(tmp_path: Path) -> None:
     assert filled["environment"]["rtt_ms"] > 0
 
 
+def test_capacity_is_searched_and_a_bound_says_that_it_is_one(tmp_path: Path) -> None:
+    spec = {"prompt": 4, "output": 2, "start_qps": 10, "factor": 2, "max_qps": 20, "screen_s": 1, "window_s": 1, "queue_growth": 50}
+    with a_mock_server(tmp_path) as server:
+        manifest = files(tmp_path, server.url, matrix={"capacity": spec})
+        done = perf("capacity", manifest, "--out", tmp_path / "found")
+        assert done.returncode == PASS, done.stderr
+        assert "stable up to 20.000 requests/s (shortened: windows of 1 s, not 1800 s); no rate up to max_qps" in done.stdout
+        found = json.loads((tmp_path / "found" / "capacity.json").read_text())
+        assert [window["trial"]["kind"] for window in found["windows"]] == ["screen", "screen", "window", "window"]
+        assert {cut["what"] for cut in found["shortened"]} == {"idle sampling", "warm-up of each shape", "capacity window"}
+        # An SLA that nothing can meet.
+        manifest = files(tmp_path, server.url, matrix={"capacity": {**spec, "ttft_p99_ms": 0.01, "min_qps": 6}})
+        done = perf("capacity", manifest, "--out", tmp_path / "none")
+    assert done.returncode == 4
+    assert "no rate was stable" in done.stderr
+
+
 # ---------------------------------------------------------------- the real thing
 def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: Packages) -> None:
     cells = [
