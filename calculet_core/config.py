@@ -177,6 +177,10 @@ class RouterConfig(_Section, frozen=True):
     """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
     """Requests accepted and not ended; above it 429."""
+    max_lookups: PositiveInt = 32
+    """Questions to `/tokenize` and `/detokenize` that are open; above it 429."""
+    lookup_timeout_ms: PositiveInt = 20_000
+    """A question without an answer by then is 503."""
     max_output_buffer_bytes: PositiveInt = 262_144
     """What a stream's reader may leave unread here before its request is cancelled; as much may wait unsent in the kernel."""
     write_timeout_s: PositiveFloat = 60.0

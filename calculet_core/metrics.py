@@ -53,6 +53,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_usage_records", "counter", "Usage records written"),
     Metric("router", "calculet_router_usage_lost", "counter", "Usage records that no disk took"),
     Metric("router", "calculet_router_usage_recovered", "counter", "Usage records of requests whose router was killed"),
+    Metric("router", "calculet_router_lookups", "counter", "Questions to /tokenize and /detokenize ended, by outcome", ("kind", "outcome")),
+    Metric("router", "calculet_router_open_lookups", "gauge", "Questions to /tokenize and /detokenize that have no answer yet"),
     Metric("router", "calculet_router_limit", "gauge", "Configured limits and time-outs, by configuration key", ("limit",)),
     Metric("router", "calculet_router_limit_hits", "counter", "Times that a limit or time-out of the HTTP server took effect, by configuration key", ("limit",)),
     Metric("router", "calculet_router_streams", "gauge", "Open streams"),

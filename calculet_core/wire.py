@@ -66,6 +66,18 @@ class Cancel(msgspec.Struct, array_like=True, frozen=True):
     reason: str
 
 
+class Lookup(msgspec.Struct, array_like=True, frozen=True):
+    """A question about tokens: encode `prompt`, or decode `token_ids` where it is None. Ids are the router's own counter."""
+
+    request_id: int
+    epoch: int
+    digest: str
+    prompt: Prompt | None
+    token_ids: tuple[int, ...] = ()
+    want_pieces: bool = False
+    """Also each token's bytes."""
+
+
 class Lease(msgspec.Struct, array_like=True, frozen=True):
     """Sent every second. Without it the worker cancels the router's requests; `acked_seq` returns credit."""
 
@@ -87,6 +99,9 @@ class WorkerHello(msgspec.Struct, frozen=True):
     state: str
     """Name of a `ModelState`."""
     protocol: int = PROTOCOL
+    versions: dict[str, str | None] = {}
+    """Of the device: `device`, `serial_hash`, `runtime`, `driver`, `firmware`, `power_mode`; None where unknown."""
+    chips: int = 0
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
@@ -160,6 +175,17 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
     usage: Usage | None = None
     token_ids: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
+
+
+class LookupAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """Ids of a prompt, or the text of ids, or why not."""
+
+    request_id: int
+    epoch: int
+    token_ids: list[int] = []
+    pieces: list[bytes] | None = None
+    text: str | None = None
+    error: ErrorInfo | None = None
 
 
 class Tick(msgspec.Struct, array_like=True, frozen=True):
@@ -399,7 +425,7 @@ class FleetView(msgspec.Struct, frozen=True):
 
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
-    | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView
+    | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -419,6 +445,8 @@ KINDS: dict[bytes, type[Any]] = {
     b"st": StopWorker,
     b"pp": SetPingPong,
     b"rr": RouterReport,
+    b"lu": Lookup,
+    b"la": LookupAnswer,
     b"fv": FleetView,
 }
 

@@ -73,6 +73,7 @@ from calculet_worker.events import (
 )
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
+from calculet_worker.shell.lookups import Lookups
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
 from calculet_worker.shell.telemetry import Telemetry
@@ -148,6 +149,7 @@ class Worker:
         executor = SynchronousExecutor if self._board.synchronous else Executor
         self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
         self._data: Link = bind_router(context, self._data_path, self._from_router)
+        self._lookups = Lookups(self._epoch, self._pool, self._data.send)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -318,6 +320,8 @@ class Worker:
             self._bad("unknown_router", type(message).__name__)
         elif isinstance(message, wire.Submit):
             self._handle(RequestArrived(peer.router, message))
+        elif isinstance(message, wire.Lookup):
+            self._lookups.ask(identity, message, self._tokenizer, self._engine.hello().digest)
         elif isinstance(message, wire.Cancel):
             self._handle(CancelAsked(WireKey(message.request_id, message.attempt, message.epoch), message.reason))
         elif isinstance(message, wire.Lease):
@@ -328,7 +332,7 @@ class Worker:
             self._bad("unexpected", type(message).__name__)
 
     def _greet(self, peer: Peer) -> None:
-        self._send(peer, [peer.identity, *wire.encode(self._engine.hello())])
+        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello()))])
 
     def _flush(self) -> None:
         """One tick for each router that something is there for."""
