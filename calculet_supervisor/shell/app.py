@@ -66,6 +66,8 @@ from calculet_supervisor.world import (
 
 TICK_S = 0.1
 """How often time-outs are looked for; everything else is decided when it is seen."""
+STALL_NS = 1 * S
+"""Between two decisions: longer, and this process did not run."""
 STORE_RETRY_S = 1.0
 """After a failed write."""
 log = logging.getLogger("calculet.supervisor")
@@ -86,6 +88,7 @@ class Supervisor:
         )
         self.view = memory.view
         self.started_s = time.monotonic()
+        self._decided_ns = time.monotonic_ns()
         self._placements = placements(fleet, packages)
         self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
         self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
@@ -236,7 +239,12 @@ class Supervisor:
         self._decision_due = False
         if not self._sees or self._ended.done():
             return  # before the launcher's list, a living worker would look like none
-        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        if now_ns - self._decided_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no worker is blamed for that", (now_ns - self._decided_ns) / S)
+            self.reconciler.overslept(now_ns - self._decided_ns)
+        self._decided_ns = now_ns
+        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), now_ns)
         for action in actions:
             self._performers[type(action)](action)
         if self._wakeup is not None:

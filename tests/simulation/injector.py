@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from simulation.transport import Link
     from simulation.world import World
 
+FOREVER_MS = 1 << 40
+
 
 class Injector:
     """Arms a scenario's faults."""
@@ -98,6 +100,7 @@ class Injector:
         if process is not None and process.alive and not process.stopped:
             self._fired(fault.kind)
             process.stop()
+            self._trouble(process, fault.ms or FOREVER_MS)
             if fault.ms:
                 self._timeline.after(fault.ms * MS, process.resume)
 
@@ -116,6 +119,7 @@ class Injector:
         link = self._link(name, fault)
         if link is not None:
             self._fired(fault.kind)
+            self._trouble(link.client, 0)
             if link.cut():
                 self._world.saw("messages were lost with a connection")
 
@@ -129,6 +133,7 @@ class Injector:
         link = self._link(name, fault)
         if link is not None:
             self._fired(fault.kind)
+            self._trouble(link.client, fault.ms)
             link.partition(True)
             self._timeline.after(fault.ms * MS, link.partition, False)
 
@@ -149,6 +154,10 @@ class Injector:
             self._fired(fault.kind)
             disk.full = True
             self._timeline.after(fault.ms * MS, setattr, disk, "full", False)
+
+    def _trouble(self, process: Process, ms: int) -> None:
+        if process.name in self._world.boards:
+            self._world.checker.troubled(process.name, self._timeline.now + ms * MS)
 
     def _fired(self, kind: str) -> None:
         self._world.fired(kind)
