@@ -215,9 +215,19 @@ class FleetChecker:
             self.broken("within_budget", f"{len(spends)} {what} within {window_ns / S:g} s, {limit} allowed")
 
     # ---------------------------------------------------------------- who is replaced
-    def troubled(self, board: str, until_ns: int) -> None:
-        """Its worker, or the link on which it reports, has a fault until then."""
-        self._troubled_ns[board] = max(until_ns, self._troubled_ns.get(board, 0))
+    def troubled(self, name: str, until_ns: int) -> None:
+        """A process (a worker by its board), or a data link, has a fault until then; a worker's control link counts as the worker."""
+        self._troubled_ns[name] = max(until_ns, self._troubled_ns.get(name, 0))
+
+    def router_lost(self, worker: WorkerHost, incarnation: int) -> None:
+        """A worker takes a router for gone: it is, or something has kept them apart."""
+        router = next((one for one in self._world.keeper.routers.values() if one.incarnation == incarnation), None)
+        if router is None:
+            return
+        now, lease_ns = self._world.timeline.now, 3 * self._world.settings.router.lease_interval_ms * MS
+        well_ns = now - max(self._troubled_ns.get(router.name, 0), self._troubled_ns.get(f"data {worker.board}", 0))
+        if well_ns > lease_ns + RECONNECT_SLACK_NS:
+            self.broken("only_the_gone_are_lost", f"{worker.board} has cancelled the requests of {router.name}, which is well")
 
     def _killed(self, event: Event, source: Any) -> None:
         """A worker that reports on a good link is never taken for silent, whatever happened to the one who listens."""

@@ -119,7 +119,7 @@ class Injector:
         link = self._link(name, fault)
         if link is not None:
             self._fired(fault.kind)
-            self._trouble(link.client, 0)
+            self._trouble_on(link, 0)
             if link.cut():
                 self._world.saw("messages were lost with a connection")
 
@@ -133,7 +133,7 @@ class Injector:
         link = self._link(name, fault)
         if link is not None:
             self._fired(fault.kind)
-            self._trouble(link.client, fault.ms)
+            self._trouble_on(link, fault.ms)
             link.partition(True)
             self._timeline.after(fault.ms * MS, link.partition, False)
 
@@ -141,6 +141,7 @@ class Injector:
         link = self._link("data", fault)
         if link is not None:
             self._fired(fault.kind)
+            self._trouble_on(link, fault.ms)
             link.slow(20 * MS)
             self._timeline.after(fault.ms * MS, link.slow, 0)
 
@@ -156,8 +157,12 @@ class Injector:
             self._timeline.after(fault.ms * MS, setattr, disk, "full", False)
 
     def _trouble(self, process: Process, ms: int) -> None:
-        if process.name in self._world.boards:
-            self._world.checker.troubled(process.name, self._timeline.now + ms * MS)
+        self._world.checker.troubled(process.name, self._timeline.now + ms * MS)
+
+    def _trouble_on(self, link: Link, ms: int) -> None:
+        """A control link is its client's; a data link has a name of its own."""
+        name = link.name if link.name.startswith("data") else link.client.name
+        self._world.checker.troubled(name, self._timeline.now + ms * MS)
 
     def _fired(self, kind: str) -> None:
         self._world.fired(kind)

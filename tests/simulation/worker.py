@@ -263,6 +263,7 @@ class WorkerHost(Process):
         self._kept_ns = now
         for router, reason in self.routers.lapsed(now):
             self.world.saw(f"worker lost a router: {reason.split(':')[0]}")
+            self.world.checker.router_lost(self, router)
             self.tell(events.RouterLost(router, reason))
 
     def _heartbeat(self, period_ns: int) -> None:
