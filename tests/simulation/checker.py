@@ -232,8 +232,9 @@ class FleetChecker:
     def _killed(self, event: Event, source: Any) -> None:
         """A worker that reports on a good link is never taken for silent, whatever happened to the one who listens."""
         board, limit_ms = event.board or "", self._world.settings.supervision.heartbeat_timeout_ms
-        if not event.data["reason"].startswith("no heartbeat"):
-            return
+        worker = self._world.keeper.workers.get(board)
+        if worker is None or worker.epoch != event.epoch or not event.data["reason"].startswith("no heartbeat"):
+            return  # it has died meanwhile, or it hangs
         well_ns = event.t - self._troubled_ns.get(board, 0)
         if well_ns > limit_ms * MS + RECONNECT_SLACK_NS:
             self.broken("only_the_sick_are_killed", f"{board}: {event.data['reason']}, and it has been well for {well_ns / S:.1f} s")
