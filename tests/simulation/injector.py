@@ -24,12 +24,15 @@ class Injector:
     def __init__(self, world: World) -> None:
         self._world, self._timeline = world, world.timeline
         self.quiet = False
+        self.until_ns = 0
+        """When the last fault that lasts will have healed."""
         for fault in world.scenario.faults:
             self._timeline.after(fault.at_ns, self._come, fault)
 
     def _come(self, fault: Fault) -> None:
         if self.quiet:
             return
+        self.until_ns = max(self.until_ns, self._timeline.now + fault.ms * MS)
         self._world.note("fault", f"{fault.kind} target={fault.target} ms={fault.ms} actions={fault.actions}")
         if fault.kind in DEVICE_FAULTS:
             self._arm(fault)
