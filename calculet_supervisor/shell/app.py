@@ -88,7 +88,6 @@ class Supervisor:
         )
         self.view = memory.view
         self.started_s = time.monotonic()
-        self._decided_ns = time.monotonic_ns()
         self._placements = placements(fleet, packages)
         self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
         self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
@@ -100,6 +99,7 @@ class Supervisor:
         self._sees = self._decision_due = False
         self._wakeup: asyncio.TimerHandle | None = None
         self._told: dict[str, Any] = {}
+        self._awake_ns = time.monotonic_ns()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
             Load: lambda action: self._task(self._load(action)), Grant: lambda action: self._task(self._grant(action)),
@@ -235,16 +235,20 @@ class Supervisor:
         self.sightings.forget_silent_routers(time.monotonic_ns())
         self._decide()
 
+    def _forgive_own_stall(self) -> None:
+        """Before the reports that came while this process stood still were read, workers only look silent."""
+        now_ns = time.monotonic_ns()
+        stood_ns, self._awake_ns = now_ns - self._awake_ns, now_ns
+        if stood_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no worker is blamed for that", stood_ns / S)
+            self.reconciler.overslept(stood_ns)
+
     def _decide(self) -> None:
+        self._forgive_own_stall()
         self._decision_due = False
         if not self._sees or self._ended.done():
             return  # before the launcher's list, a living worker would look like none
-        now_ns = time.monotonic_ns()
-        if now_ns - self._decided_ns > STALL_NS:
-            log.warning("stood still for %.1f s: no worker is blamed for that", (now_ns - self._decided_ns) / S)
-            self.reconciler.overslept(now_ns - self._decided_ns)
-        self._decided_ns = now_ns
-        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), now_ns)
+        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), time.monotonic_ns())
         for action in actions:
             self._performers[type(action)](action)
         if self._wakeup is not None:
