@@ -98,6 +98,14 @@ class Reconciler:
         actions += self._publish(desired, observed)
         return actions
 
+    def overslept(self, by_ns: int) -> None:
+        """The caller stood still for so long (stopped, swapped out, a paused machine): before the next decision nobody's silence
+        is counted for that time, else it would kill workers that were well all along."""
+        for life in self.lives.values():
+            life.health.overslept(by_ns)
+            if life.state is _P.STOPPING:
+                life.since_ns += by_ns
+
     def next_wakeup_ns(self) -> int | None:
         """When a waiting worker is due; None when nothing waits. Time-outs are found by regular calls."""
         return min((life.retry_ns for life in self.lives.values() if life.retry_ns is not None), default=None)

@@ -76,6 +76,8 @@ TICK_S = 0.1
 """How often time-outs are looked for; everything else is decided when it is seen."""
 DUMP_S = 0.5
 """From the signal to write its stacks to SIGABRT."""
+STALL_NS = 1 * S
+"""Between two decisions: longer, and this process did not run."""
 STORE_RETRY_S = 1.0
 """After a failed write."""
 log = logging.getLogger("calculet.supervisor")
@@ -113,6 +115,7 @@ class Supervisor:
         self._sees = self._decision_due = False
         self._wakeup: asyncio.TimerHandle | None = None
         self._told: dict[str, Any] = {}
+        self._awake_ns = time.monotonic_ns()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
             Load: lambda action: self.begin(self._load(action)), Grant: lambda action: self.begin(self._grant(action)),
@@ -288,7 +291,16 @@ class Supervisor:
         self.sightings.forget_silent_routers(time.monotonic_ns())
         self._decide()
 
+    def _forgive_own_stall(self) -> None:
+        """Before the reports that came while this process stood still were read, workers only look silent."""
+        now_ns = time.monotonic_ns()
+        stood_ns, self._awake_ns = now_ns - self._awake_ns, now_ns
+        if stood_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no worker is blamed for that", stood_ns / S)
+            self.reconciler.overslept(stood_ns)
+
     def _decide(self) -> None:
+        self._forgive_own_stall()
         self._decision_due = False
         if not self._sees or self._ended.done():
             return  # before the launcher's list, a living worker would look like none

@@ -84,6 +84,8 @@ SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter waits no longer for a busy one."""
 HOUSEKEEPING_S = 0.2
 """Leases, credit, journal."""
+STALL_NS = 1 * S
+"""Between two rounds of it: longer, and this process did not run."""
 MIN_REPORT_GAP_S = 0.02
 FLUSH_GRACE_S = 0.05
 """For ZeroMQ's own thread to write the last messages before the sockets close."""
@@ -128,6 +130,7 @@ class Worker:
         self._wakeup_ns: int | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._reported_s, self._retry_s = 0.0, MIN_REPORT_GAP_S
+        self._kept_ns = time.monotonic_ns()
         self._stop_asked = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
@@ -389,7 +392,12 @@ class Worker:
             self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
 
     def _housekeeping(self) -> None:
-        for router, reason in self._routers.lapsed(time.monotonic_ns()):
+        now_ns = time.monotonic_ns()
+        if now_ns - self._kept_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no router is blamed for that", (now_ns - self._kept_ns) / S)
+            self._routers.overslept(now_ns - self._kept_ns)
+        self._kept_ns = now_ns
+        for router, reason in self._routers.lapsed(now_ns):
             log.warning("router %08x is lost: %s", router, reason)
             self._handle(RouterLost(router, reason))
         self._read_counters()

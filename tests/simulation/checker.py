@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 COMMAND_SLACK_NS = 30 * S
+RECONNECT_SLACK_NS = 3 * S
 DEADLINE_SLACK_NS = 3 * S
 """The router's grace and its sweeps, and a router that was paused is late by its pause."""
 
@@ -80,6 +81,7 @@ class FleetChecker:
         self._capped = {tenant.name for tenant in settings.tenants if tenant.max_active is not None}
         self._shares: dict[tuple[str, int, int], FairShares] = {}
         self.fair_looks = 0
+        self._troubled_ns: dict[str, int] = {}
         self._pauses_ns: list[tuple[int, int]] = []
         self._acts: dict[str, tuple[bool, bool]] = {}
         """Board -> (up, draining) as operators were told."""
@@ -92,6 +94,7 @@ class FleetChecker:
             history.BOARD_GENERATION: self._generation_state,
             history.FLEET_WORKER_EXITED + ".truth": self._exited,
             history.BOARD_RESET: self._reset,
+            history.FLEET_WORKER_KILLED: self._killed,
             history.BOARD_IDLE: self._idle,
         }
 
@@ -170,6 +173,7 @@ class FleetChecker:
 
     def _exited(self, event: Event, source: Any) -> None:
         self._forgive(event.board or "", event.t)
+        self._troubled_ns[event.board or ""] = event.t
 
     def _forgive(self, board: str, now_ns: int) -> None:
         """A stable period makes the restart budget whole again."""
@@ -209,6 +213,31 @@ class FleetChecker:
         spends[:] = [at for at in spends if at > now_ns - window_ns] + [now_ns]
         if len(spends) > limit:
             self.broken("within_budget", f"{len(spends)} {what} within {window_ns / S:g} s, {limit} allowed")
+
+    # ---------------------------------------------------------------- who is replaced
+    def troubled(self, name: str, until_ns: int) -> None:
+        """A process (a worker by its board), or a data link, has a fault until then; a worker's control link counts as the worker."""
+        self._troubled_ns[name] = max(until_ns, self._troubled_ns.get(name, 0))
+
+    def router_lost(self, worker: WorkerHost, incarnation: int) -> None:
+        """A worker takes a router for gone: it is, or something has kept them apart."""
+        router = next((one for one in self._world.keeper.routers.values() if one.incarnation == incarnation), None)
+        if router is None:
+            return
+        now, lease_ns = self._world.timeline.now, 3 * self._world.settings.router.lease_interval_ms * MS
+        well_ns = now - max(self._troubled_ns.get(router.name, 0), self._troubled_ns.get(f"data {worker.board}", 0))
+        if well_ns > lease_ns + RECONNECT_SLACK_NS:
+            self.broken("only_the_gone_are_lost", f"{worker.board} has cancelled the requests of {router.name}, which is well")
+
+    def _killed(self, event: Event, source: Any) -> None:
+        """A worker that reports on a good link is never taken for silent, whatever happened to the one who listens."""
+        board, limit_ms = event.board or "", self._world.settings.supervision.heartbeat_timeout_ms
+        worker = self._world.keeper.workers.get(board)
+        if worker is None or worker.epoch != event.epoch or not event.data["reason"].startswith("no heartbeat"):
+            return  # it has died meanwhile, or it hangs
+        well_ns = event.t - self._troubled_ns.get(board, 0)
+        if well_ns > limit_ms * MS + RECONNECT_SLACK_NS:
+            self.broken("only_the_sick_are_killed", f"{board}: {event.data['reason']}, and it has been well for {well_ns / S:.1f} s")
 
     # ---------------------------------------------------------------- the device
     def _idle(self, event: Event, worker: WorkerHost) -> None:

@@ -6,7 +6,7 @@ import pytest
 from builders_supervisor import ALIAS, DIGEST, PLACEMENT, Bench, a_config
 
 from calculet_core import history, wire
-from calculet_core.clock import S
+from calculet_core.clock import MS, S
 from calculet_core.config import SupervisionConfig
 from calculet_supervisor import world
 from calculet_supervisor.world import BoardSeen
@@ -210,6 +210,34 @@ def test_a_silent_worker_is_aborted_then_killed_and_counts_as_a_failure() -> Non
     bench.exit(signal=9)
     bench.step()
     assert bench.reconciler.lives["board0"].restarts.failures == 1
+
+
+def test_a_supervisor_that_stood_still_takes_its_own_silence_for_nobodys() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.report(inflight=1, steps=1)
+    bench.step()
+    bench.clock.advance(60_000 * MS)
+    bench.reconciler.overslept(60_000 * MS)
+    bench.step()
+    assert not bench.of(world.Abort)
+    bench.step(ms=4_900)
+    assert not bench.of(world.Abort)
+    bench.step(ms=200)
+    assert [abort.reason for abort in bench.of(world.Abort)] == ["no heartbeat within 5000 ms"]
+
+
+def test_neither_a_start_nor_a_load_nor_a_stop_is_charged_for_the_supervisors_own_stall() -> None:
+    bench = Bench("starts", "loads", "stops")
+    bench.serve("stops")
+    bench.report("loads", state="CONFIGURING")
+    bench.wish("stops", up=False)
+    bench.step()
+    bench.clock.advance(3_600_000 * MS)
+    bench.reconciler.overslept(3_600_000 * MS)
+    bench.report("loads")
+    bench.step()
+    assert not bench.of(world.Abort)
 
 
 def test_a_hanging_board_is_aborted_once_although_it_reports() -> None:
