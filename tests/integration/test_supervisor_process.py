@@ -220,6 +220,17 @@ def test_a_worker_that_falls_silent_is_replaced(shared: StubFleet) -> None:
     assert "no heartbeat" in reasons[0]
 
 
+def test_a_worker_that_does_not_even_die_of_the_abort_is_killed_and_its_board_is_free(shared: StubFleet) -> None:
+    row = shared.ready("board0")
+    os.kill(row["pid"], signal.SIGSTOP)  # neither dump nor abort reach it
+    shared.ready("board0", row["epoch"])
+    killed = [event.data["signal"] for event in shared.events(history.FLEET_WORKER_KILLED) if event.board == "board0" and event.epoch == row["epoch"]]
+    assert killed == ["SIGABRT", "SIGKILL"]
+    crash = next(path for path in bundles(shared.paths.crashes) if path.name.endswith(f"-board0-e{row['epoch']}"))
+    how = json.loads((crash / "exit.json").read_text())
+    assert (how["signal"], how["pid"], how["board_lock"]) == (9, row["pid"], "free")
+
+
 def test_a_crash_loop_is_quarantined_shown_and_brought_back_by_an_operator(shared: StubFleet) -> None:
     epoch = shared.replace("board1", "exit 70")
     row = shared.until_row("board1", lambda row: row["process"] == "QUARANTINED", "quarantined")

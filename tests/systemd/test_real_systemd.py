@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from builders_systemd import CONFIG, PREFIX, ROUTER, SECOND, SOCKET, SUPERVISOR,
 from calculet_core.history import Event
 from calculet_core.shell.files import FileLock
 from calculet_core.shell.journal import read_journal
+from calculet_supervisor.shell.crashes import bundles
 
 pytestmark = pytest.mark.timeout(300)
 BOARDS = ("board0", "board1")
@@ -180,6 +182,14 @@ def test_a_killed_worker_costs_no_request_and_only_the_supervisor_starts_it_agai
     assert machine.show(worker("board0"), "NRestarts") == "0"
     exits = [event for event in journal_of(machine, "supervisor") if event.event == "fleet.worker_exited"]
     assert exits[-1].board == "board0" and exits[-1].data["signal"] == 9
+    crash = until(lambda: bundles(machine.read("/var/log/calculet/crashes")), "a crash bundle")[-1]
+    assert "waits for commands" in (crash / "log.txt").read_text(), "a copy of what went to the journal"
+    assert json.loads((crash / "exit.json").read_text())["board_lock"] == "free"
+    done = machine.run("calculet", "support-bundle", "--config", CONFIG, "--output", "/tmp/support.tar.gz")
+    with tarfile.open(machine.read("/tmp/support.tar.gz")) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert {f"crashes/{crash.name}/exit.json", "systemd/journal.txt", "systemd/files.txt", "status.json"} <= names, done.stderr
+    assert {"stacks/worker-board1.stacks", "metrics/router.prom", "logs/supervisor.log"} <= names, done.stderr
 
 
 def test_a_worker_that_dies_while_the_supervisor_is_down_stays_down_until_it_is_back(machine: Machine) -> None:
