@@ -312,6 +312,14 @@ class Reconciler:
         life.command = Command(seq, verb, report.generation, now_ns + COMMAND_NS)
         return seq
 
+    def word(self, board: str, report: wire.WorkerReport, make: Callable[[int], wire.SetPingPong]) -> Send:
+        """An operator's word to a worker that reports, outside what is wanted of boards; `make` gets its number.
+
+        Raises:
+            KeyError: nothing is known of the board.
+        """
+        return Send(board, make(self._next_seq(self.lives[board], report)))
+
     def _next_seq(self, life: Life, report: wire.WorkerReport) -> int:
         life.seq = max(life.seq, report.command_seq) + 1
         return life.seq

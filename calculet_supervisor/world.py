@@ -153,7 +153,7 @@ class Send:
     """A command that needs nothing minted."""
 
     board: str
-    message: wire.DrainBoard | wire.ResumeBoard | wire.DenyReset | wire.StopWorker | wire.UnloadModel
+    message: wire.DrainBoard | wire.ResumeBoard | wire.SetPingPong | wire.DenyReset | wire.StopWorker | wire.UnloadModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from calculet_supervisor.commands.install import install, uninstall
 from calculet_supervisor.commands.journals import events, explain
 from calculet_supervisor.commands.keys import keys
 from calculet_supervisor.commands.package import package
+from calculet_supervisor.commands.pingpong import pingpong
 from calculet_supervisor.commands.recovery import breaker, condemn, probation, release, reset
 from calculet_supervisor.commands.restart import restart
 from calculet_supervisor.commands.resume import resume
@@ -25,5 +26,6 @@ from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
     up, status, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
-    reset, condemn, probation, breaker, release, keys, usage, config, package, install, uninstall, support_bundle, version,
+    reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
+    support_bundle, version,
 )  # fmt: skip

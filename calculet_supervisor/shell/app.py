@@ -119,7 +119,7 @@ class Supervisor:
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
             Load: lambda action: self.begin(self._load(action)), Grant: lambda action: self.begin(self._grant(action)),
-            Send: lambda action: self._send(action.board, action.message), Publish: self._publish, Note: self.note,
+            Send: lambda action: self.send(action.board, action.message), Publish: self._publish, Note: self.note,
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -351,7 +351,7 @@ class Supervisor:
 
     async def _load(self, action: Load) -> None:
         generation, placement = await self._mint(), action.placement
-        self._send(
+        self.send(
             action.board, wire.LoadModel(action.seq, generation, placement.alias, placement.package, placement.digest)
         )
 
@@ -359,7 +359,7 @@ class Supervisor:
         if action.spend:
             await self._spending.save("reset", action.board)
         await self._spending.settle("reset", action.board)  # the one of an earlier try may not be saved yet
-        self._send(action.board, wire.GrantReset(action.seq, await self._mint()))
+        self.send(action.board, wire.GrantReset(action.seq, await self._mint()))
 
     async def _mint(self) -> int:
         return await self.store.mint_generation(self.sightings.generation + 1)
@@ -368,7 +368,8 @@ class Supervisor:
         if self._spending.owes:
             self.begin(self._spending.settle_all())
 
-    def _send(self, board: str, message: wire.Message) -> None:
+    def send(self, board: str, message: wire.Message) -> None:
+        """To a board's worker, if it is connected."""
         identity = self.sightings.identities.get(board)
         if identity is None or not self._link.send([identity, *wire.encode(message)]):
             log.warning("board %s: %s could not be sent", board, type(message).__name__)

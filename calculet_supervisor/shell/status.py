@@ -7,7 +7,8 @@ Fields are only ever added within a version of the schema. Absent is null, never
      "supervisor": {"pid", "uptime_s", "view_version", "rss_bytes"},
      "boards": [{"board", "device", "state", "process", "pid", "epoch", "generation", "alias", "digest", "wanted_digest", "up",
                  "draining", "worker_draining", "lanes_used", "lanes_total", "kv_tokens_reserved", "kv_tokens_total", "active",
-                 "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "steps", "tokens", "completed", "failed",
+                 "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "max_inflight", "pingpong_off",
+                 "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
                  "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes"}]}
@@ -37,7 +38,8 @@ _FREE = KvSequenceState.FREE.name
 _WAITS = (ProcessState.BACKOFF, ProcessState.QUARANTINED)
 _COPIED = (
     "epoch", "generation", "alias", "digest", "kv_tokens_reserved", "kv_tokens_total", "active", "waiting", "waiting_tokens",
-    "queues", "inflight", "steps", "tokens", "completed", "failed", "cancelled", "fault", "load_step", "resets", "rss_bytes",
+    "queues", "inflight", "max_inflight", "pingpong_off", "steps", "tokens", "completed", "failed", "cancelled", "fault",
+    "load_step", "resets", "rss_bytes",
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -10,7 +11,7 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from calculet_core import history
+from calculet_core import history, wire
 from calculet_core.shell.process import rss_bytes
 from calculet_supervisor.shell.control import Caller, Refused, Verb
 from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
@@ -20,6 +21,8 @@ from calculet_supervisor.world import NOTHING_SEEN, Note
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
+ANSWER_S, GLANCE_S = 10.0, 0.05
+"""How long a worker may take to answer a word, and how often its report is looked at."""
 
 
 class Verbs:
@@ -38,6 +41,7 @@ class Verbs:
             "stop": self.stop,
             "start": self.start,
             "restart": self.restart,
+            "pingpong": self.pingpong,
         }
 
     async def status(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
@@ -104,17 +108,37 @@ class Verbs:
         await self._supervisor.store.forgive("restart", board)
         return answer
 
+    async def pingpong(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Allow a second job in flight again, or forbid it (scheduling §14); holds for the life of the worker."""
+        supervisor, allowed = self._supervisor, bool(arguments.get("allowed"))
+        board, wanted = self.board(arguments)
+        report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+        if report is None or board not in supervisor.reconciler.lives:
+            raise Refused(f"{board} has no living worker", f"`calculet start {board}` or `calculet restart {board}`")
+        send = supervisor.reconciler.word(board, report, lambda seq: wire.SetPingPong(seq, allowed))
+        await self.want("pingpong", board, wanted, caller, "allowed" if allowed else "forbidden")
+        supervisor.send(board, send.message)
+        assert isinstance(send.message, wire.SetPingPong)
+        for _ in range(int(ANSWER_S / GLANCE_S)):
+            report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+            if report is not None and report.command_seq >= send.message.seq:
+                if report.command_error:
+                    raise Refused(f"{board}: {report.command_error}")
+                return {"board": board, "max_inflight": report.max_inflight, "pingpong_off": report.pingpong_off}
+            await asyncio.sleep(GLANCE_S)
+        raise Refused(f"{board}: the worker did not answer within {ANSWER_S:g} s", f"`calculet status` shows how {board} is")
+
     def _refuse_condemned(self, board: str, wanted: Wanted) -> None:
         if wanted.condemned is not None:
             raise Refused(f"{board} was set aside: {wanted.condemned}", f"`calculet probation {board}` lets it prove itself")
 
     def board(self, arguments: Mapping[str, Any]) -> tuple[str, Wanted]:
-        names = [board.name for board in self._supervisor.fleet.config.boards]
         """The named board, and what is wanted of it.
 
         Raises:
             Refused: there is none.
         """
+        names = [board.name for board in self._supervisor.fleet.config.boards]
         board = arguments.get("board")
         if board not in names:
             raise Refused(f"there is no board {board!r}", f"boards: {', '.join(names)}")
