@@ -11,7 +11,7 @@ Everything streams: per request some numbers are kept, per job one number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -159,8 +159,8 @@ class StepJoin:
         return sum(sum(totals.steps) for name, totals in self._requests.items() if name not in self._joined)
 
     def _find(self, record: RequestRecord) -> _Totals | None:
-        for name in (record.server_request_id, record.request_id):
-            if name is not None and name in self._requests:
+        for name in _names_of(record):
+            if name in self._requests:
                 self._joined.add(name)
                 return self._requests[name]
         return None
@@ -191,6 +191,15 @@ class StepJoin:
         return msgspec.structs.replace(
             record, server_ms=server, runtime_ms=runtime, unattributed_ms=whole.unattributed, quality=quality
         )
+
+
+def _names_of(record: RequestRecord) -> Iterator[str]:
+    """What steps may call the request: the server's id, bare where the answer puts a kind before it, or the label that was sent."""
+    if record.server_request_id is not None:
+        yield record.server_request_id
+        yield record.server_request_id.rsplit("-", 1)[-1]
+    if record.request_id is not None:
+        yield record.request_id
 
 
 def _decomposition(record: RequestRecord, totals: _Totals) -> Decomposition:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from calculet_perf.shell.http import HttpClient
     from calculet_perf.shell.runner import Runner, Setup
     from calculet_perf.shell.screen import Screen
+    from calculet_perf.shell.traces import StepTraces
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -77,11 +78,16 @@ def _read(path: Path) -> bytes:
 @click.option("--idle", "idle_s", type=click.FloatRange(0), help="Idle sampling in seconds; below 300 is labelled.")
 @click.option("--max-requests", type=click.IntRange(1), help="At most so many samples a cell; labelled.")
 @click.option("--warmups", type=click.IntRange(0), help="Warm-ups of a shape; below 10 is labelled.")
+@click.option(
+    "--trace", "traces", multiple=True, type=click.Path(path_type=Path),
+    help="Folder of the server's step trace (LOG_DIR/trace, on this host, with trace.steps on); may be repeated.",
+)  # fmt: skip
 @click.option("--selftest/--no-selftest", default=True, show_default=True, help="Test the client against a null server first.")
 @click.option("--quiet", is_flag=True, help="Print nothing but the end.")
 def run(
     manifest: Path, out: Path | None, matrix_path: Path | None, resume: bool, dry_run: bool, processes: int | None,
-    only: str | None, idle_s: float | None, max_requests: int | None, warmups: int | None, selftest: bool, quiet: bool,
+    only: str | None, idle_s: float | None, max_requests: int | None, warmups: int | None, traces: tuple[Path, ...],
+    selftest: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure what MANIFEST describes, in the order of acceptance §8, into a folder.
 
@@ -94,14 +100,15 @@ def run(
     cut = Cut(idle_s, max_requests, warmups, only)
     folder = out or Path("runs") / inputs.manifest.run_id
     clients = processes or inputs.manifest.client.processes or 1
-    code = uvloop.run(_main(inputs, cut, folder, clients, resume, dry_run, selftest, quiet))
+    code = uvloop.run(_main(inputs, cut, folder, clients, resume, dry_run, traces, selftest, quiet))
     if code:
         raise SystemExit(code)
 
 
 async def _main(
-    inputs: Inputs, cut: Cut, folder: Path, processes: int, resume: bool, dry_run: bool, selftest: bool, quiet: bool
-) -> int:
+    inputs: Inputs, cut: Cut, folder: Path, processes: int, resume: bool, dry_run: bool, traces: tuple[Path, ...],
+    selftest: bool, quiet: bool,
+) -> int:  # fmt: skip
     from calculet_perf.shell.runner import Runner, new_info
     from calculet_perf.shell.screen import Screen, plan_lines
     from calculet_perf.shell.shards import Shards
@@ -109,6 +116,7 @@ async def _main(
     with Screen(quiet=quiet) as screen:
         client = client_of(inputs.manifest)
         setup = await prepare(client, inputs, cut)
+        setup.traces = _traces(traces)
         if dry_run:
             click.echo("\n".join(plan_lines(setup.plan)))
             return Exit.PASS
@@ -132,6 +140,15 @@ async def _main(
             await until_stopped(Runner(setup, info, writer, client, shards, screen))
         client.close()
     return verdict(info, folder)
+
+
+def _traces(folders: tuple[Path, ...]) -> StepTraces | None:
+    from calculet_perf.shell.traces import StepTraces, TraceError
+
+    try:
+        return StepTraces(folders) if folders else None
+    except TraceError as error:
+        raise ManifestError(f"--trace: {error}") from None
 
 
 async def until_stopped(runner: Runner) -> None:

@@ -23,9 +23,10 @@ from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, InvalidCod
 from calculet_perf.shell.boards import Boards
 from calculet_perf.shell.http import HttpClient
 from calculet_perf.shell.probe import alive
-from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, RunWriter
+from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, STEPS, RunWriter
 from calculet_perf.shell.screen import Screen
 from calculet_perf.shell.shards import Applied, ShardError, Shards
+from calculet_perf.shell.traces import StepTraces
 from calculet_perf.workloads.cells import Cell, Shape
 from calculet_perf.workloads.facts import ServerFacts
 from calculet_perf.workloads.matrix import Matrix
@@ -60,6 +61,8 @@ class Setup:
     sender: Sender
     expected: Expected
     done: set[tuple[str, int]]
+    traces: StepTraces | None = None
+    """The server's own step trace, where it is on this host."""
 
 
 class Runner:
@@ -76,6 +79,7 @@ class Runner:
         )
         self._warmed: set[tuple[int, int]] = set()
         self._baseline: list[DeviceRecord] = []
+        self._begun_ns = time.monotonic_ns()
         self._clocks = _clocks()
 
     async def run(self) -> None:
@@ -310,7 +314,18 @@ class Runner:
         self.info.injector_armed = self._boards.armed
         self._writer.put_info(self.info)
 
+    def _collect(self) -> None:
+        """The steps of this run's requests, from the server's trace."""
+        if self.setup.traces is None or not self.info.phases:
+            return
+        count = 0
+        for step in self.setup.traces.between(self._begun_ns, time.monotonic_ns()):
+            self._writer.append(STEPS, step)
+            count += 1
+        self._note(f"{count} steps from the server's trace; {self.setup.traces.unreadable} lines could not be read")
+
     def _end(self) -> None:
+        self._collect()
         self.info.ended_utc = utc_now()
         self._save()
         self._writer.close()
