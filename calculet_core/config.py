@@ -23,6 +23,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
 Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
 
+TrafficClass = Literal["latency", "throughput"]
+
 T = TypeVar("T")
 
 
@@ -215,6 +217,10 @@ class BoardConfig(_Section, frozen=True):
     """DRAM of the board; an artifact's reservation must fit."""
     options: dict[str, Any] = {}
     """Of the backend."""
+    pool: TrafficClass | None = None
+    """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
+    profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
+    """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
     synchronous: bool = False
     """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
@@ -245,6 +251,8 @@ class TenantConfig(_Section, frozen=True):
     """Request rate; bursts of one second."""
     models: tuple[Alias, ...] = ()
     """Aliases that it may use; empty: all."""
+    traffic_class: TrafficClass | None = None
+    """Which pool of boards its requests prefer (scheduling §8). None: boards without a pool, then any."""
 
 
 class RestartConfig(_Section, frozen=True):

@@ -390,6 +390,8 @@ class BoardView(msgspec.Struct, frozen=True):
     alias: str
     draining: bool = False
     weight: float = 1.0
+    pool: str = ""
+    """`latency`, `throughput`, or empty: for everybody."""
 
 
 class AliasView(msgspec.Struct, frozen=True):

@@ -227,7 +227,8 @@ class Dispatcher:
         """Start the next attempt; False when nobody is left, which ends the call."""
         ongoing = flight.ongoing
         alias, call = ongoing.alias, ongoing.call
-        worker = self._balance.choose(self.roster.eligible(alias.alias, alias.digest), flight.refusals)
+        first, others = self.roster.pools(alias.alias, alias.digest, ongoing.identity.tenant.traffic_class or "")
+        worker = self._balance.choose(first, flight.refusals) or self._balance.choose(others, flight.refusals)
         if worker is None:
             if (other := self._elsewhere(ongoing)) is not None:
                 return self._move(ongoing, other, now_ns, out)

@@ -36,7 +36,7 @@ def _boards(
         yield wire.BoardView(
             board, report.epoch, report.pid, report.endpoint, report.state, report.generation, report.digest, report.alias,
             draining=report.draining or leaving or (wish is not None and (wish.draining or misplaced(wish, report))),
-            weight=wish.weight if wish is not None else 1.0,
+            weight=wish.weight if wish is not None else 1.0, pool=wish.pool if wish is not None else "",
         )  # fmt: skip
 
 

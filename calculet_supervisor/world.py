@@ -46,6 +46,8 @@ class BoardWish:
     """It comes back from being condemned: it is reset before anything is loaded."""
     reset_generation: int = 0
     """An operator wants a reset while the board fails or recovers with this generation, whatever the budget says."""
+    pool: str = ""
+    """Whose requests come here first; empty: everybody's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,7 @@ class Supervisor:
         return BoardWish(
             placement, wanted.up and wanted.condemned is None, wanted.draining, wanted.min_epoch, swap,
             config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0, wanted.probation,
-            wanted.reset_generation,
+            wanted.reset_generation, self.fleet.board(board).pool or "",
         )  # fmt: skip
 
     def out(self, board: str) -> str | None:
