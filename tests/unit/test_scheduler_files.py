@@ -10,6 +10,7 @@ import pytest
 from calculet_core.artifact import Package
 from calculet_core.errors import ConfigError
 from calculet_core.shell.fleet import Fleet, load_fleet
+from calculet_core.shell.packages import read_package
 from calculet_worker.commands.build_package import build_package
 from calculet_worker.commands.recipes import Options
 from calculet_worker.shell.loading import check_configuration, scheduler_for
@@ -17,7 +18,9 @@ from calculet_worker.shell.loading import check_configuration, scheduler_for
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
-    return build_package("sim-batch", tmp_path_factory.mktemp("p") / "package", None, Options(step_ms=0.0, context=128, lanes=8))
+    folder = tmp_path_factory.mktemp("p") / "package"
+    build_package("sim-batch", folder, None, Options(step_ms=0.0, context=128, lanes=8))
+    return read_package(folder)
 
 
 def a_fleet(folder: Path, package: Package, scheduler: bool, **board: object) -> Fleet:
