@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CONCLUSIONS = {
-    0: ("pass", "Everything that was asked is shown"),
+    0: ("pass", "Pass: everything that was asked is shown"),
     1: ("correctness_fail", "Correctness or reliability failed"),
     2: ("configuration_invalid", "The configuration or an artifact is invalid"),
     3: ("infrastructure_invalid", "The measurement is invalid: neither pass nor fail"),
