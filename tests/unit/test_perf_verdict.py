@@ -197,6 +197,13 @@ def test_too_few_samples_for_p99_are_no_pass_but_do_not_hide_a_regression() -> N
     assert verdict_between(base, evidence(some_requests(100, seed=2, slower=1.3))).exit_code == 4
 
 
+def test_a_base_that_is_wrong_is_no_measure() -> None:
+    failed = GoldenOutcome(moment="before", passed=False, cases=3, source="self", failures=["case a: token 3 is 7, not 9"])
+    base = evidence(some_requests(300, seed=1), an_info(golden=[failed]))
+    verdict = verdict_between(base, evidence(some_requests(300, seed=2)))
+    assert verdict.exit_code == 3 and reasons(verdict)["base: golden"] is Result.INSUFFICIENT
+
+
 def test_a_noisy_cell_cannot_gate() -> None:
     verdict = verdict_between(evidence(some_requests(300, seed=1, noise=0.5)), evidence(some_requests(300, seed=2, noise=0.5)))
     assert verdict.exit_code == 3 and reasons(verdict)["aa_floor"] is Result.INSUFFICIENT
