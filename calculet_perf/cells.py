@@ -8,6 +8,7 @@ infinitely slow sample of every metric that the cell's successes have. What is l
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,12 +45,17 @@ THROUGHPUT = Metric("aggregate output tokens", "tokens/s", Direction.HIGHER_IS_B
 THROTTLED = "throttled"
 
 
+def _doubles() -> array[float]:
+    """Eight bytes a number: a run of days has millions."""
+    return array("d")
+
+
 @dataclass(slots=True)
 class CaseLoad:
     """What a case had open at any time, whatever the stratum of its requests: throughput is of the board, not of a request."""
 
-    spans: dict[int, list[tuple[float, float, float, float, float]]] = field(default_factory=lambda: defaultdict(list))
-    """Round -> start, end, first and last token in seconds, tokens."""
+    spans: dict[int, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
+    """Round -> start, end, first and last token in seconds, tokens; of one request after the other."""
     counted: dict[int, float] = field(default_factory=dict)
     """Round -> tokens per second as the run itself counted per chunk."""
     throttled: set[int] = field(default_factory=set)
@@ -64,7 +70,7 @@ class CaseLoad:
             return
         first, last = (math.nan if at is None else at / 1e9 for at in (client.first_token, client.last_token))
         tokens = float(record.workload.actual_output_tokens or 0) if record.ok else 0.0
-        self.spans[round_].append((client.request_start / 1e9, client.response_end / 1e9, first, last, tokens))
+        self.spans[round_].extend((client.request_start / 1e9, client.response_end / 1e9, first, last, tokens))
 
 
 @dataclass(slots=True)
@@ -91,7 +97,7 @@ class Cell:
     """Why a round was not executed as planned."""
     coalesced: int = 0
     """Requests whose first chunk carried more than one token, or whose events shared a read: TPOT is an average over fewer gaps."""
-    _values: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
+    _values: dict[str, dict[int, array[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(_doubles)))
 
     @property
     def name(self) -> str:
@@ -135,7 +141,7 @@ class Cell:
 
     def spans(self, round_: int) -> Spans:
         """A round's requests in time."""
-        start, end, first, last, tokens = (np.array(column) for column in zip(*self.load.spans[round_], strict=True))
+        start, end, first, last, tokens = np.array(self.load.spans[round_]).reshape(-1, 5).T
         return Spans(start, end, first, last, tokens)
 
     def steady(self, round_: int) -> Steady | None:

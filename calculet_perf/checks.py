@@ -112,19 +112,19 @@ def _no_crosstalk(context: Context) -> Answer:
     certain = [item for item in evidence.disagreements if item.swapped_with is not None]
     counted = certain if not context.claim.batch_invariant else evidence.disagreements
     details = [
-        f"{item.request_id} in {item.case}: sample {item.sample_id} gave {item.token_hash[:16]}, not {item.expected[:16]}"
+        f"sample {item.sample_id} gave {item.token_hash[:16]} {item.count} times, not {item.expected[:16]}"
         + (f"; that is the answer of {item.swapped_with}" if item.swapped_with else "")
+        + f": {', '.join(f'{request} in {case}' for request, case in item.requests[:3])}"
         for item in evidence.disagreements
     ]
+    differing = sum(item.count for item in evidence.disagreements)
     if counted:
-        why = f"{len(counted)} of {evidence.compared_answers} greedy answers are not those of their samples"
+        why = f"{sum(item.count for item in counted)} of {evidence.compared_answers} greedy answers are not those of their samples"
         return Result.FAIL, why, details
     if not evidence.compared_answers:
         return Result.INSUFFICIENT, "no greedy sample was answered twice with its tokens told: nothing could be compared", []
     if details:
-        why = (
-            f"{len(details)} of {evidence.compared_answers} answers differ, none is another sample's (not a batch-invariant engine)"
-        )
+        why = f"{differing} of {evidence.compared_answers} answers differ, none is another sample's (not a batch-invariant engine)"
         return Result.PASS, why, details
     return Result.PASS, f"{evidence.compared_answers} answers agree", []
 

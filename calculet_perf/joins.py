@@ -15,10 +15,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
-from calculet_perf.records import DeviceRecord, RequestRecord, RuntimeMs, ServerMs, StepRecord
-from calculet_perf.statistics import Floats
+from calculet_perf.records import RequestRecord, RuntimeMs, ServerMs, StepRecord
 
 GOOD_STATUS = frozenset(("done", "ok"))
 """`output_status` of a success, lower case; null is unknown and not listed as a failure."""
@@ -225,43 +223,3 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _first(value: float | None, other: float | None) -> float | None:
     return other if value is None else value
-
-
-class DeviceTimeline:
-    """Device samples by time, for what the chips were like while a request ran."""
-
-    def __init__(self, samples: Iterable[DeviceRecord]) -> None:
-        times, throttled, hottest, power, resets = [], [], [], [], []
-        for sample in samples:
-            times.append(sample.monotonic_ns)
-            flags = [chip.throttled for chip in sample.chips if chip.throttled is not None]
-            throttled.append(float(any(flags)) if flags else np.nan)
-            hottest.append(_largest(chip.temperature_c for chip in sample.chips))
-            known = [chip.power_w for chip in sample.chips if chip.power_w is not None]
-            power.append(sum(known) if known else np.nan)
-            resets.append(np.nan if sample.reset_count is None else sample.reset_count)
-        order = np.argsort(np.array(times, np.int64), kind="stable")
-        self.times_ns = np.array(times, np.int64)[order]
-        self.throttled, self.temperature_c, self.power_w, self.resets = (
-            np.array(column, np.float64)[order] for column in (throttled, hottest, power, resets)
-        )
-
-    def was_throttled(self, begin_ns: int, end_ns: int) -> bool | None:
-        """Whether any sample in the span, or the last one before it, shows a throttled chip; None: none tells."""
-        known = self._span(self.throttled, begin_ns, end_ns)
-        return bool(known.max() > 0) if len(known) else None
-
-    def hottest_c(self, begin_ns: int, end_ns: int) -> float | None:
-        """The hottest chip in the span; None: unknown."""
-        known = self._span(self.temperature_c, begin_ns, end_ns)
-        return float(known.max()) if len(known) else None
-
-    def _span(self, column: Floats, begin_ns: int, end_ns: int) -> Floats:
-        low = max(0, int(np.searchsorted(self.times_ns, begin_ns, "right")) - 1)
-        part = column[low : int(np.searchsorted(self.times_ns, end_ns, "right"))]
-        return part[np.isfinite(part)]
-
-
-def _largest(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return max(known) if known else float("nan")

@@ -6,6 +6,7 @@ import click
 
 from calculet_perf.commands.capacity import capacity
 from calculet_perf.commands.compare import compare
+from calculet_perf.commands.faults import faults
 from calculet_perf.commands.golden import golden
 from calculet_perf.commands.history import history
 from calculet_perf.commands.manifest import manifest
@@ -20,6 +21,7 @@ COMMANDS: tuple[click.Command, ...] = (
     run,
     golden,
     capacity,
+    faults,
     selftest,
     report,
     compare,

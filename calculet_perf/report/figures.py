@@ -133,7 +133,9 @@ def forest(comparison: Comparison, metric: str, quantile: str | None, title: str
         top + ROW * len(rows) + 24,
     )
     ends = [value for delta in rows for value in (delta.delta_pct, delta.low_pct, delta.high_pct) if value is not None]
-    scale = linear([*ends, 0.0], left, right)
+    # A cell with few samples may be anywhere; the others must stay readable beside it.
+    most = 3 * max([5.0, *(abs(delta.delta_pct or 0.0) for delta in rows)])
+    scale = linear([*(min(max(end, -most), most) for end in ends), 0.0], left, right)
     _legend(figure, [("better", "better"), ("worse", "worse"), ("undecided", "faint")])
     _x_axis(figure, scale, top, figure.height - 24, f"% change; {direction}")
     figure.add(Line(scale(0), top - 4, scale(0), figure.height - 24, "axis"))
