@@ -151,6 +151,15 @@ class SchedulerConfig(_Section, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------------ calculet-fleet/v1
+class TlsConfig(_Section, frozen=True):
+    """HTTPS with these PEM files, read again when they change; both or none."""
+
+    certificate: str | None = None
+    """The certificate, followed by its intermediates."""
+    key: str | None = None
+    """Its key, without a passphrase, that not everybody may read."""
+
+
 class RouterConfig(_Section, frozen=True):
     """The HTTP front: address, limits and time-outs. Sizes in bytes, times in the unit of the name."""
 
@@ -203,6 +212,7 @@ class RouterConfig(_Section, frozen=True):
     """How long streams may finish after SIGTERM."""
     drain_idle_s: PositiveFloat = 1.0
     """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
+    tls: TlsConfig = TlsConfig()
     require_keys: bool = False
     """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
@@ -414,6 +424,8 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    if (config.router.tls.certificate is None) != (config.router.tls.key is None):
+        raise ConfigError(f"{source}: $.router.tls: certificate and key belong together")
     aliases = {model.alias for model in config.models}
     for index, tenant in enumerate(config.tenants):
         for place, alias in enumerate(tenant.models):

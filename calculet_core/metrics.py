@@ -55,6 +55,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_usage_recovered", "counter", "Usage records of requests whose router was killed"),
     Metric("router", "calculet_router_lookups", "counter", "Questions to /tokenize and /detokenize ended, by outcome", ("kind", "outcome")),
     Metric("router", "calculet_router_open_lookups", "gauge", "Questions to /tokenize and /detokenize that have no answer yet"),
+    Metric("router", "calculet_router_tls_expiry_timestamp_seconds", "gauge", "End of the TLS certificate, seconds since 1970; 0: no TLS"),
+    Metric("router", "calculet_router_tls_usable", "gauge", "0 while the TLS files cannot be used and the last certificate goes on serving"),
     Metric("router", "calculet_router_limit", "gauge", "Configured limits and time-outs, by configuration key", ("limit",)),
     Metric("router", "calculet_router_limit_hits", "counter", "Times that a limit or time-out of the HTTP server took effect, by configuration key", ("limit",)),
     Metric("router", "calculet_router_streams", "gauge", "Open streams"),

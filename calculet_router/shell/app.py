@@ -49,6 +49,8 @@ from calculet_router.shell.http_server import HttpServer, bind
 from calculet_router.shell.keys import LOOK_S, KeyWatch
 from calculet_router.shell.recovering import done_of, orphans_of, record_of
 from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
+from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
+from calculet_router.shell.tls import open_tls
 from calculet_router.shell.usage import UsageLog
 from calculet_router.shell.worker_link import WorkerLink, unsent_event
 from calculet_router.tenants import Tenants
@@ -84,6 +86,8 @@ class RouterApp:
         self.incarnation = secrets.randbits(32) or 1
         tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
         self._keys = KeyWatch(fleet.keys, tenants.take_keys)
+        self._tls = open_tls(fleet, config.tls)
+        self._scheme = "http" if self._tls is None else "https"
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
         self.lookups = Lookups(config, self.dispatcher.roster, self.dispatcher.aliases, tenants)
         self.telemetry = RouterTelemetry(config, name)
@@ -136,13 +140,15 @@ class RouterApp:
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(LOOK_S, self._keys.look)
+        if self._tls:
+            self._every(TLS_LOOK_S, self._tls.look)
         self._every(REPORT_S, self._report)
         self._knock()
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
         self._recovery = self._loop.create_task(self._recover_usage())
         await self._first_links()
-        await self._server.listen(sockets)
+        await self._server.listen(sockets, self._tls.context if self._tls else None)
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
         sd_notify("READY=1")
         tune_gc()
@@ -175,7 +181,7 @@ class RouterApp:
 
     def _url(self, sockets: list[socket.socket]) -> str:
         host, port = sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def _load_view(self) -> None:
         try:
@@ -333,7 +339,7 @@ class RouterApp:
     def _report(self) -> None:
         telemetry, roster = self.telemetry, self.dispatcher.roster
         report = wire.RouterReport(
-            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"http://{self.config.listen}",
+            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
             self.dispatcher.tally.reports(),
         )  # fmt: skip
@@ -380,6 +386,8 @@ class RouterApp:
         collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
         collectors("calculet_router_keys_version").set(tenants.keys_version)
         collectors("calculet_router_keys_usable").set(self._keys.usable)
+        collectors("calculet_router_tls_expiry_timestamp_seconds").set(self._tls.expires_s if self._tls else 0)
+        collectors("calculet_router_tls_usable").set(self._tls is None or self._tls.usable)
         collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
         for state in LinkState:
             collectors("calculet_router_workers", state=state.value).set(links.count(state.value))
