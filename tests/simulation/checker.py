@@ -29,7 +29,8 @@ class FairShares:
     """Self-clocked fair queueing bounds how far two tenants that both wait can drift apart: by one request of each (Golestani 1994).
 
     Service is what `FairQueue` charges: prompt and asked output, by weight. Measured over spans in which both have a waiting request at
-    every look, from each admission of a board's generation to the next.
+    every look, from each admission of a board's generation to the next. A request that leaves the queue unserved (cancelled, expired) was
+    charged for all the same when it came; by so much its tenant may fall behind.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:
@@ -37,8 +38,13 @@ class FairShares:
         self._served: dict[str, float] = defaultdict(float)
         self._largest: dict[str, float] = defaultdict(float)
         self._waiting: frozenset[str] = frozenset()
-        self._since: dict[tuple[str, str], tuple[float, float]] = {}
+        self._since: dict[tuple[str, str], tuple[float, float, float]] = {}
+        self._unserved: dict[str, float] = defaultdict(float)
         self.looks = 0
+
+    def left(self, tenant: str, cost: float) -> None:
+        """A waiting request is gone without a lane."""
+        self._unserved[tenant] += cost / self._weights[tenant]
 
     def admitted(self, tenant: str, cost: float, waiting: frozenset[str]) -> str | None:
         """A lane went to `tenant` while `waiting` had requests in the queue, before and after. What was unfair, in words."""
@@ -52,9 +58,10 @@ class FairShares:
             for other in sorted(both):
                 if one >= other:
                     continue
-                start = self._since.setdefault((one, other), (self._served[one], self._served[other]))
+                unserved = self._unserved[one] + self._unserved[other]
+                start = self._since.setdefault((one, other), (self._served[one], self._served[other], unserved))
                 apart = abs((self._served[one] - start[0]) - (self._served[other] - start[1]))
-                bound = 2 * (self._largest[one] + self._largest[other])
+                bound = 2 * (self._largest[one] + self._largest[other]) + unserved - start[2]
                 self.looks += 1
                 if apart > bound:
                     unfair = f"{one} and {other} both waited and are {apart:.0f} apart, at most {bound:.0f} is fair"
@@ -91,6 +98,7 @@ class FleetChecker:
             history.REQUEST_ACCEPTED: self._request_accepted,
             history.REQUEST_DONE: self._request_done,
             history.ATTEMPT_ADMITTED: self._attempt_admitted,
+            history.ATTEMPT_DONE: self._attempt_done,
             history.BOARD_GENERATION: self._generation_state,
             history.FLEET_WORKER_EXITED + ".truth": self._exited,
             history.BOARD_RESET: self._reset,
@@ -162,6 +170,15 @@ class FleetChecker:
         if unfair := shares.admitted(client.tenant, cost, waiting):
             self.broken("fairness", f"{worker.board}: {unfair}")
         self.fair_looks += shares.looks - before
+
+    def _attempt_done(self, event: Event, worker: WorkerHost) -> None:
+        request = event.request or 0
+        client = self._world.clients.of.get(request)
+        if client is None or event.data["outcome"] == "refused" or (request, event.attempt or 0) in self._generations:
+            return
+        shares = self._shares.get((worker.board, worker.epoch, event.generation or 0))
+        if shares is not None and client.tenant not in self._capped:
+            shares.left(client.tenant, len(client.prompt) + client.max_tokens)
 
     # ---------------------------------------------------------------- budgets
     def _generation_state(self, event: Event, source: Any) -> None:
@@ -293,8 +310,9 @@ class FleetChecker:
         for router in world.keeper.routers.values():
             if router.listening and router.dispatcher.inflight:
                 self.broken("baseline", f"{router.name}: {router.dispatcher.inflight} requests in flight")
-            if router.listening and any(router.dispatcher._tenants._active.values()):
-                self.broken("baseline", f"{router.name}: tenants' actives are {router.dispatcher._tenants._active}")
+            actives = router.tenants._active if router.listening else {}
+            if any(actives.values()):
+                self.broken("baseline", f"{router.name}: tenants' actives are {actives}")
         self._check_acts()
 
     def _check_acts(self) -> None:
