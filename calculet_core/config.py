@@ -211,6 +211,8 @@ class BoardConfig(_Section, frozen=True):
     """DRAM of the board; an artifact's reservation must fit."""
     options: dict[str, Any] = {}
     """Of the backend."""
+    synchronous: bool = False
+    """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
 
 class ModelConfig(_Section, frozen=True):
@@ -294,6 +296,17 @@ class UsageConfig(_Section, frozen=True):
     """Synced to disk at most so often; a power cut loses what came since."""
 
 
+class TraceConfig(_Section, frozen=True):
+    """Traces for measuring (acceptance §2.3); off in production."""
+
+    steps: bool = False
+    """Workers write one line for each sequence's part of each device job to `trace/steps-BOARD.jsonl` in `log_dir`."""
+    max_bytes: PositiveInt = 268_435_456
+    """A file above it is rotated."""
+    keep: Natural = 3
+    """Older files to keep."""
+
+
 class CrashConfig(_Section, frozen=True):
     """What is kept of workers' crashes, in `crashes` of the log folder."""
 
@@ -324,6 +337,7 @@ class FleetConfig(_Section, frozen=True):
     journal: JournalConfig = JournalConfig()
     crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
+    trace: TraceConfig = TraceConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 

@@ -21,6 +21,7 @@ from calculet_perf.stability import COUNTED, Finding, StageRun, baseline_leak, t
 from calculet_perf.statistics import Floats
 
 SLOWEST = 20
+TIMELINE_POINTS = 240
 IDLE_PHASES = ("idle", "gap", "after")
 """Phases in which nothing runs."""
 
@@ -71,6 +72,15 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     """Where it was seen: the device's counter (then within a sample of it), or the journal."""
 
 
+class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """What the boards were like in a part of the run; the worst of it."""
+
+    hours: float
+    temperature_c: float | None
+    power_w: float | None
+    throttled: bool | None
+
+
 @dataclass(slots=True)
 class Evidence:
     """What a run shows. Sequences are complete; where they grow with the run they are of exceptions only."""
@@ -100,6 +110,7 @@ class Evidence:
     faults: list[FaultOutcome] | None
     """None: the run had no fault scenarios."""
     stage: StageRun | None
+    timeline: list[TimelinePoint] = field(default_factory=list)
     cases: list[CaseRecord] = field(default_factory=list)
 
     @property
@@ -169,7 +180,7 @@ def gather(
         slowest=[slow for _, _, slow in sorted(slowest, reverse=True)], unattributed_ms=np.array(unattributed),
         leaks=leaks_of(samples, boards, info, stage, rules), resets=[*journal_resets] or resets_of(samples, boards),
         hottest_c=_greatest(timeline.temperature_c), power_w=_greatest(timeline.power_w), throttled_requests=throttled,
-        faults=None if faults is None else list(faults), stage=stage, cases=found_cases,
+        faults=None if faults is None else list(faults), stage=stage, timeline=_points(timeline), cases=found_cases,
     )  # fmt: skip
 
 
@@ -253,6 +264,23 @@ def resets_of(samples: Sequence[DeviceRecord], boards: Sequence[str]) -> list[Re
                     Reset(board=board, at_ns=sample.monotonic_ns, kind="reset", recovery_ms=None, source="device counter")
                 ] * int(count - last)
             last = count
+    return found
+
+
+def _points(timeline: DeviceTimeline, parts: int = TIMELINE_POINTS) -> list[TimelinePoint]:
+    """The timeline in at most so many parts."""
+    count = len(timeline.times_ns)
+    found = []
+    for part in np.array_split(np.arange(count), min(parts, count)) if count else ():
+        throttled = timeline.throttled[part][np.isfinite(timeline.throttled[part])]
+        found.append(
+            TimelinePoint(
+                hours=float(timeline.times_ns[part[0]] - timeline.times_ns[0]) / 3.6e12,
+                temperature_c=_greatest(timeline.temperature_c[part]),
+                power_w=_greatest(timeline.power_w[part]),
+                throttled=bool(throttled.max() > 0) if len(throttled) else None,
+            )
+        )
     return found
 
 

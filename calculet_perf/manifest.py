@@ -83,8 +83,10 @@ class ServerPart(_Section, frozen=True, kw_only=True):
     api: Literal["completions", "chat"] = "completions"
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; the key itself is never written."""
-    metrics_url: str | None = None
-    """Where the fleet's metrics are; None: `/metrics` of the url."""
+    ignore_eos: bool = True
+    """Ask for exactly the cell's output tokens; where a server refuses the parameter: false, and answers may be shorter."""
+    extra_body: dict[str, Any] = {}
+    """Fields added to every request's body, as `cache_prompt: false` for llama-server."""
 
 
 class Manifest(_Section, frozen=True, kw_only=True):

@@ -13,6 +13,11 @@ from calculet_perf.records import Natural, Record, RequestRecord
 Status = Literal["running", "interrupted", "golden_failed", "infrastructure_invalid", "complete"]
 
 
+InvalidCode = Literal[
+    "unreachable", "network", "clock", "rate", "client_overloaded", "selftest", "interrupted", "crash", "burst_spread",
+]  # fmt: skip
+
+
 class Shortened(Record, kw_only=True):
     """A duration or count that was cut below what the specification asks for: labelled wherever the run appears."""
 
@@ -45,9 +50,7 @@ class GoldenOutcome(Record, kw_only=True):
 class Invalid(Record, kw_only=True):
     """Why the infrastructure makes the run invalid: exit 3, neither pass nor fail (acceptance §15)."""
 
-    code: Literal[
-        "unreachable", "network", "clock", "rate", "client_overloaded", "selftest", "interrupted", "crash", "burst_spread",
-    ]  # fmt: skip
+    code: InvalidCode
     message: str
 
 
@@ -116,6 +119,8 @@ class RunInfo(Record, kw_only=True):
     shortened: list[Shortened] = []
     returned: list[Returned] = []
     invalid: list[Invalid] = []
+    notes: list[str] = []
+    """What a reader should know and no rule judges: an unsteady idle phase, a stepped wall clock, samples without a device."""
     exclusions: list[str] = []
     """The pre-registered reasons for which a sample may be left out (acceptance §9)."""
 

@@ -113,6 +113,10 @@ class Fleet:
         """A process's journal: `router`, `supervisor`, `worker-BOARD`."""
         return self.log_dir / f"{process}.jsonl"
 
+    def step_trace(self, board: str) -> Path:
+        """A board's step trace (`calculet-step/v1`), while `trace.steps` is on."""
+        return self.log_dir / "trace" / f"steps-{board}.jsonl"
+
     # ---------------------------------------------------------------- look-ups
     def resolve(self, path: str) -> Path:
         """A path of the configuration; relative ones start at the file's folder."""

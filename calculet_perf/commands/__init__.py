@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import click
 
+from calculet_perf.commands.compare import compare
+from calculet_perf.commands.golden import golden
 from calculet_perf.commands.history import history
+from calculet_perf.commands.manifest import manifest
+from calculet_perf.commands.report import report
+from calculet_perf.commands.run import run
 from calculet_perf.commands.schema import schema
+from calculet_perf.commands.selftest import selftest
+from calculet_perf.commands.verify import verify
 
 COMMANDS: tuple[click.Command, ...] = (
+    manifest,
+    run,
+    golden,
+    selftest,
+    report,
+    compare,
+    verify,
     history,
     schema,
 )

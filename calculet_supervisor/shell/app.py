@@ -45,6 +45,7 @@ from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
 from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
 from calculet_supervisor.shell.reloading import BornAgain, may_reload
 from calculet_supervisor.shell.sightings import Sightings
+from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.status import outlook
 from calculet_supervisor.shell.store import Memory, Store, Wanted, open_store
 from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
@@ -73,7 +74,7 @@ TICK_S = 0.1
 DUMP_S = 0.5
 """From the signal to write its stacks to SIGABRT."""
 STORE_RETRY_S = 1.0
-"""After a failed write of the fleet view."""
+"""After a failed write."""
 log = logging.getLogger("calculet.supervisor")
 
 
@@ -83,6 +84,7 @@ class Supervisor:
     def __init__(self, fleet: Fleet, packages: dict[str, Package], store: Store, memory: Memory) -> None:
         config, self._loop = fleet.config, asyncio.get_running_loop()
         self.fleet, self.store, self.wanted = fleet, store, dict(memory.boards)
+        self._spending = Spending(store)
         self.sightings = Sightings()
         self.sightings.generation = max((board.generation for board in memory.view.boards), default=0)
         self.resets = Resets({board.name: reset_limit(fleet, board.name) for board in config.boards}, _spends(memory, "reset"))
@@ -130,6 +132,7 @@ class Supervisor:
         metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(self.view.version))
         self._sees = True
         self._every(TICK_S, self._tick)
+        self._every(STORE_RETRY_S, self._settle_spends)
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
         log.info("supervises boards=%d alive=%d view=%d", len(self._placements), len(self.sightings.boards), self.view.version)
@@ -277,7 +280,7 @@ class Supervisor:
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:
         if action.automatic:
-            self._task(self.store.spend("restart", action.board))
+            self._task(self._spending.save("restart", action.board))
         self._launcher.start(action.board)
 
     def _abort(self, action: Abort) -> None:
@@ -306,11 +309,16 @@ class Supervisor:
 
     async def _grant(self, action: Grant) -> None:
         if action.spend:
-            await self.store.spend("reset", action.board)
+            await self._spending.save("reset", action.board)
+        await self._spending.settle("reset", action.board)  # the one of an earlier try may not be saved yet
         self._send(action.board, wire.GrantReset(action.seq, await self._mint()))
 
     async def _mint(self) -> int:
         return await self.store.mint_generation(self.sightings.generation + 1)
+
+    def _settle_spends(self) -> None:
+        if self._spending.owes:
+            self._task(self._spending.settle_all())
 
     def _send(self, board: str, message: wire.Message) -> None:
         identity = self.sightings.identities.get(board)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders_perf import MANIFEST, a_request_record
+from builders_perf_records import MANIFEST, a_request_record
 
 from calculet_perf.commands.schema import SCHEMAS, schema_bytes
 from calculet_perf.manifest import ManifestError, dump_manifest, parse_manifest
@@ -133,7 +133,7 @@ def test_broken_yaml_names_the_line() -> None:
 
 # ---------------------------------------------------------------- files
 def test_a_run_is_written_and_read_back(tmp_path: Path) -> None:
-    from builders_perf import a_run_info
+    from builders_perf_records import a_run_info
 
     writer = RunWriter(tmp_path / "run")
     writer.put_info(a_run_info())
@@ -186,7 +186,7 @@ def test_two_writers_cannot_have_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    from builders_perf import a_run_info
+    from builders_perf_records import a_run_info
 
     writer = RunWriter(tmp_path)
     writer.put_info(a_run_info())
