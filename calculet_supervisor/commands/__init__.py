@@ -16,10 +16,11 @@ from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
 from calculet_supervisor.commands.support_bundle import support_bundle
 from calculet_supervisor.commands.up import up
+from calculet_supervisor.commands.upgrade import upgrade
 from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, status, drain, resume, stop, start, restart, keys, usage, config, package, install, uninstall, support_bundle,
+    up, status, drain, resume, stop, start, restart, keys, usage, config, package, install, uninstall, upgrade, support_bundle,
     version,
 )  # fmt: skip
