@@ -21,11 +21,12 @@ from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
 from calculet_supervisor.commands.support_bundle import support_bundle
 from calculet_supervisor.commands.up import up
+from calculet_supervisor.commands.upgrade import upgrade
 from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
     up, status, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
     reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
-    support_bundle, version,
+    upgrade, support_bundle, version,
 )  # fmt: skip

@@ -324,6 +324,8 @@ class Supervisor:
         if told != self._told:
             self._told = told
             self._launcher.tell(told)
+            ready = sum(board["state"] == "ready" for board in told.values())
+            sd_notify(f"STATUS={ready} of {len(told)} boards ready")
 
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:

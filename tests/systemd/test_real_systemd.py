@@ -87,6 +87,7 @@ def test_a_start_returns_when_the_supervisor_answers(machine: Machine) -> None:
     machine.systemctl("start", SUPERVISOR)
     assert machine.status() is not None, "READY came before it answers"
     machine.wait_ready()
+    until(lambda: machine.show(SUPERVISOR, "StatusText") == "2 of 2 boards ready", "it tells systemd how it is")
     assert the_workers(machine) == before
 
 
@@ -172,6 +173,22 @@ def test_the_watchdog_replaces_a_process_that_is_stuck(machine: Machine, unit: s
     machine.wait_ready(WHOLE_AGAIN_S)
 
 
+def test_a_worker_that_hangs_is_killed_with_all_of_its_unit_and_replaced(machine: Machine) -> None:
+    machine.configure(supervision={"heartbeat_ms": 50, "heartbeat_timeout_ms": 2_000})
+    machine.systemctl("reload", SUPERVISOR)
+    until(lambda: machine.show(SUPERVISOR, "SubState") == "running" and machine.status(), "the short limit is taken")
+    machine.wait_ready(WHOLE_AGAIN_S)
+    hanging = machine.kill(worker("board0"), signal.SIGSTOP)
+    wait_for_another(machine, worker("board0"), hanging)
+    machine.wait_ready(WHOLE_AGAIN_S)
+    killed = [event.data["signal"] for event in journal_of(machine, "supervisor") if event.event == "fleet.worker_killed"]
+    assert killed == ["SIGABRT", "SIGKILL"]
+    machine.configure()
+    machine.systemctl("reload", SUPERVISOR)
+    until(lambda: machine.show(SUPERVISOR, "SubState") == "running" and machine.status(), "all as before")
+    machine.wait_ready(WHOLE_AGAIN_S)
+
+
 # ---------------------------------------------------------------- kill -9 under load
 def test_a_killed_worker_costs_no_request_and_only_the_supervisor_starts_it_again(machine: Machine) -> None:
     with load(machine) as running:
@@ -215,17 +232,22 @@ def test_a_killed_router_refuses_nobody_who_comes_meanwhile(machine: Machine) ->
 # ---------------------------------------------------------------- upgrade
 def test_two_routers_share_the_socket_and_each_process_is_replaced_without_a_failure(machine: Machine) -> None:
     machine.systemctl("start", SECOND)
-    before = pids(machine, SUPERVISOR, ROUTER, SECOND, worker("board0"), worker("board1"))
+    before = pids(machine, SUPERVISOR, ROUTER, SECOND, *map(worker, BOARDS))
+    shown = machine.must("calculet", "upgrade", "--config", CONFIG, "--dry-run").splitlines()
+    assert shown == [f"would restart {what}" for what in (SUPERVISOR, ROUTER, SECOND, *BOARDS)]
+    assert "only root" in machine.run("calculet", "upgrade", "--config", CONFIG, user="calculet").stderr
+    assert pids(machine, SUPERVISOR, ROUTER, SECOND, *map(worker, BOARDS)) == before
     with load(machine, 8) as running:
-        for unit in (SUPERVISOR, ROUTER, SECOND):
-            machine.systemctl("restart", unit)
-        for board in BOARDS:
-            machine.must("calculet", "restart", "--config", CONFIG, board)
-            wait_for_another(machine, worker(board), before[3 + BOARDS.index(board)])
-            machine.wait_ready(WHOLE_AGAIN_S)
+        machine.must("calculet", "upgrade", "--config", CONFIG)
     assert running.failures == []
-    after = pids(machine, SUPERVISOR, ROUTER, SECOND, worker("board0"), worker("board1"))
+    after = pids(machine, SUPERVISOR, ROUTER, SECOND, *map(worker, BOARDS))
     assert 0 not in after and not set(after) & set(before)
+    machine.must("calculet", "stop", "--config", CONFIG, "board1")
+    until(lambda: machine.pid(worker("board1")) == 0, "board1 is stopped")
+    refused = machine.run("calculet", "upgrade", "--config", CONFIG)
+    assert refused.returncode == 1 and "board0 is the only board that serves toy" in refused.stderr
+    machine.must("calculet", "start", "--config", CONFIG, "board1")
+    machine.wait_ready(WHOLE_AGAIN_S)
     assert "router-2" in machine.front(lambda front: front.get("/metrics").body.decode())
     machine.systemctl("stop", SECOND)
 

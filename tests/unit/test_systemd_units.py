@@ -100,6 +100,20 @@ def test_systemd_accepts_the_units(units_for_this_machine: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_systemd_accepts_the_examples_of_drop_ins(units_for_this_machine: Path, tmp_path: Path) -> None:
+    examples = {path: text for path, text in rendered().items() if path.endswith(".conf.example")}
+    assert len(examples) == 3
+    for name in ("calculet-worker@.service", "calculet-worker@one.service", "calculet-router.socket", "calculet-router.service"):
+        (tmp_path / name).write_text((units_for_this_machine / name).read_text())
+    for path, text in examples.items():
+        place = tmp_path / path.removeprefix("/etc/systemd/system/").removesuffix(".example")
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("\n".join(line.lstrip("#") if "=" in line and " " not in line[:12] else line for line in text.splitlines()))
+    paths = [str(tmp_path / name) for name in ("calculet-worker@one.service", "calculet-router.socket")]
+    done = subprocess.run([analyze(), "verify", "--man=no", "--recursive-errors=no", *paths], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
 def test_systemd_would_not_accept_a_wrong_one(units_for_this_machine: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.service"
     wrong.write_text((units_for_this_machine / "calculet-supervisor.service").read_text().replace("ProtectClock=", "ProtectClocks="))
