@@ -171,6 +171,8 @@ class Planner:
         if rollout.assigned:
             text = f"back to {rollout.blue or 'nothing'}: {', '.join(rollout.assigned)}"
             return advance(rollout, wall_s, text, assigned=())
+        if acked and not rollout.acknowledged:
+            return advance(rollout, wall_s, "every router has acknowledged the alias", acknowledged=True)
         lost = [board for board in side.live if not side.holds(board, rollout.blue)]
         hopeless = [board for board in lost if rollout.blue is not None and side.facts[board].failed == rollout.blue.digest]
         if (len(lost) > len(hopeless) or not acked) and not stalled:
