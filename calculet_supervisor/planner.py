@@ -41,6 +41,8 @@ class BoardFacts:
     """Why its last load failed; `failed` is the digest that was to be loaded."""
     failed: str | None = None
     exits: int = 0
+    unknown: bool = False
+    """Its worker lives and has not reported yet: a supervisor that has just started knows nothing about it."""
 
 
 Facts = Mapping[str, BoardFacts]
@@ -73,6 +75,8 @@ class Planner:
         if watch.rollout != rollout:
             watch.rollout, watch.since_ns = rollout, now_ns
         side = _Side(rollout, facts)
+        if any(side.facts[board].unknown for board in side.live) and not self._stalled(watch, now_ns):
+            return None  # a board that serves must not be taken for one that does not
         self._look(watch, side)
         if (dark := _darkness(side, wall_s)) is not None:
             return dark
@@ -167,6 +171,8 @@ class Planner:
         if rollout.assigned:
             text = f"back to {rollout.blue or 'nothing'}: {', '.join(rollout.assigned)}"
             return advance(rollout, wall_s, text, assigned=())
+        if acked and not rollout.acknowledged:
+            return advance(rollout, wall_s, "every router has acknowledged the alias", acknowledged=True)
         lost = [board for board in side.live if not side.holds(board, rollout.blue)]
         hopeless = [board for board in lost if rollout.blue is not None and side.facts[board].failed == rollout.blue.digest]
         if (len(lost) > len(hopeless) or not acked) and not stalled:

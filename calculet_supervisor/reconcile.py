@@ -183,6 +183,7 @@ class Reconciler:
         if fault := self.attribution.see(report):
             data = {"fault": fault, "detail": report.fault_detail, "digest": report.digest}
             yield Note(history.FLEET_FAULT_SEEN, board, report.epoch, report.generation, data)
+            return  # whoever judges faults has the first word: the breaker may open
         complaint = life.health.complaint(now_ns)
         if complaint is not None or life.aborted_ns is not None:
             yield from self._replace_if(complaint, board, life, now_ns)

@@ -95,6 +95,8 @@ class Rollout(msgspec.Struct, frozen=True):
     dark_since: float | None = None
     """Since when no board serves the alias (UTC seconds); `dark_s` adds up how long none did."""
     dark_s: float = 0.0
+    acknowledged: bool = False
+    """Going back: every router has been told."""
     uid: int | None = None
     begun: float = 0.0
     ended: float | None = None

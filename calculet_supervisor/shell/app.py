@@ -409,6 +409,7 @@ class Supervisor:
             self.begin(self._crashes.keep(note, self._crashes.gather(note)))
         if note.event == history.FLEET_FAULT_SEEN:
             self.recovery.fault(note)
+            self.decide_soon()
         words = " ".join(f"{key}={value}" for key, value in note.data.items() if value is not None)
         log.info("board %s: %s epoch=%s %s", note.board, note.event, note.epoch, words)
 

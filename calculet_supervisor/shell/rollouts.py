@@ -29,6 +29,7 @@ from calculet_supervisor.planner import BoardFacts, Planner, unfit
 from calculet_supervisor.rollout import AliasVersion, Artifact, Rollout, advance, refuse, verified
 from calculet_supervisor.shell.artifacts import ArtifactStore
 from calculet_supervisor.shell.examining import Context, Unfit, artifact_of, examine
+from calculet_supervisor.shell.sightings import ROUTER_SILENCE_NS
 from calculet_supervisor.shell.store import Act, Memory
 from calculet_supervisor.world import NOTHING_SEEN, Note, Placement
 
@@ -67,6 +68,7 @@ class Rollouts:
         self._disk = asyncio.Lock()
         self._locks: dict[str, asyncio.Lock] = {alias: asyncio.Lock() for alias in packages}
         self._shown: dict[str, _Shown] = {}
+        self._knows_routers_ns = time.monotonic_ns() + ROUTER_SILENCE_NS
         self.published(memory.view)
         for artifact in self._needed():
             self._read(artifact)
@@ -173,7 +175,7 @@ class Rollouts:
         if out is None and life is not None and life.state is ProcessState.QUARANTINED:
             out = f"its restart budget is spent: {life.why}"
         if report is None:
-            return BoardFacts(out=out, exits=exits)
+            return BoardFacts(out=out, exits=exits, unknown=seen.pid is not None)
         digest = report.digest if report.generation else None
         failed = digest if report.state == ModelState.FAILED.name else None
         if report.state == ModelState.UNLOADED.name and report.command_error is not None and life is not None:
@@ -192,7 +194,10 @@ class Rollouts:
                 self._shown[alias] = _Shown(key[0], key[1], key[2], view.version)
 
     def acknowledged(self, rollout: Rollout) -> bool:
-        """Whether every router that lives acts on where the record says the alias is."""
+        """Whether every router that lives acts on where the record says the alias is. A supervisor that has just started does not
+        know yet which routers live."""
+        if time.monotonic_ns() < self._knows_routers_ns:
+            return False
         shown, serving = self._shown[rollout.alias], rollout.serving
         if shown.digest != (serving.digest if serving else None) or shown.share != rollout.share:
             return False

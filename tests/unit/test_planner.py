@@ -107,6 +107,19 @@ def test_a_swap_that_cannot_move_goes_back_instead_of_hanging() -> None:
     assert swap.run().state == "ROLLED_BACK"
 
 
+def test_a_board_that_has_not_reported_yet_is_not_taken_for_one_that_does_not_serve() -> None:
+    swap = Swap(a_rollout())
+    swap.step()
+    before = dict(swap.facts)
+    swap.crash()
+    for board in swap.facts:  # a new supervisor: workers live, and none has reported
+        swap.see(board, digest=None, state=None, serves=False, unknown=True)
+    for _ in range(50):
+        assert not swap.decide()
+    swap.facts = before
+    assert swap.run().state == "DONE" and swap.fewest >= 2
+
+
 def test_the_alias_has_moved_only_when_every_router_says_so() -> None:
     swap = Swap(a_rollout())
     swap.run(lambda rollout: rollout.state == "SHIFTING")
