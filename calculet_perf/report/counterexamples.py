@@ -124,18 +124,18 @@ def _faults(run: RunReport) -> Iterator[Section]:
         return
     rows = [
         (
-            "passed" if fault.as_expected and fault.golden_after and fault.planned == fault.fired else "FAILED",
+            "passed" if fault.as_expected else "FAILED" if fault.valid else "invalid",
             fault.scenario,
             f"{fault.fired} of {fault.planned}",
             fault.expected,
-            fault.observed,
+            "; ".join([fault.observed, *fault.reasons]),
             {True: "passed", False: "failed", None: "not run"}[fault.golden_after],
             number(fault.recovery_ms),
         )
         for fault in run.faults
     ]
     head = ("", "scenario", "fired", "expected", "observed", "golden after", "recovery, ms")
-    states = ["pass" if row[0] == "passed" else "fail" for row in rows]
+    states = [{"passed": "pass", "FAILED": "fail"}.get(row[0], "insufficient_evidence") for row in rows]
     lead = "A scenario counts only when every planned fault fired and ended as designed."
     yield Section("faults", "Injected faults", lead, [Table(head, rows, frozenset({6}), states)])
 

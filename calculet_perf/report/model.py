@@ -13,7 +13,8 @@ import numpy as np
 from calculet_perf.agreement import Disagreement
 from calculet_perf.cells import METRICS, Cell
 from calculet_perf.comparison import Comparison
-from calculet_perf.evidence import Evidence, FaultOutcome, Reset, Slow, TimelinePoint
+from calculet_perf.evidence import Evidence, Reset, Slow, TimelinePoint
+from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, DeviceTotals
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, NotApplicable, Returned, SelfTest
 from calculet_perf.stability import Finding
@@ -100,7 +101,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     slowest: list[Slow]
     bad_steps: list[BadStep]
     resets: list[Reset]
-    faults: list[FaultOutcome] | None
+    faults: list[FaultRun] | None
     leaks: list[Finding]
     disagreements: list[Disagreement]
     compared_answers: int
