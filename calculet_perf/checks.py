@@ -234,7 +234,7 @@ def _measurement(context: Context) -> Answer:
     lines = [f"{run.info.run_id}: {item.code}: {item.message}" for run in runs for item in run.info.invalid]
     for run in runs:
         if run.info.status not in ("complete", "golden_failed"):
-            lines.append(f"{run.info.run_id}: the run ended as {run.info.status}")
+            lines.append(f"{run.info.run_id}: the run is not complete: its status is {run.info.status}")
         if run.info.selftest and not run.info.selftest.passed:
             lines.append(f"{run.info.run_id}: the client's self-test failed")
     if lines:

@@ -109,7 +109,8 @@ class Evidence:
         """What must be said wherever the run is named."""
         found = list(self.stage.labels()) if self.stage else []
         found += [
-            f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} ({item.clause})" for item in self.info.shortened
+            f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} (§{item.clause.removeprefix('§')})"
+            for item in self.info.shortened
         ]
         if self.info.injector_armed:
             found.append("a fault injector was armed")
