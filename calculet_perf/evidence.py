@@ -108,10 +108,13 @@ class Evidence:
     def labels(self) -> list[str]:
         """What must be said wherever the run is named."""
         found = list(self.stage.labels()) if self.stage else []
-        found += [
-            f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} (§{item.clause.removeprefix('§')})"
-            for item in self.info.shortened
-        ]
+        samples = [item for item in self.info.shortened if item.what.startswith("samples of ")]
+        if len(samples) > 2:
+            found.append(f"shortened: samples of {len(samples)} cells, at least {min(item.done for item in samples):g} (§8.6)")
+        for item in self.info.shortened:
+            if len(samples) <= 2 or item not in samples:
+                clause = item.clause.removeprefix("§")
+                found.append(f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} (§{clause})")
         if self.info.injector_armed:
             found.append("a fault injector was armed")
         if self.info.foreign:

@@ -238,7 +238,7 @@ def _curve(cells: list[CellReport]) -> list[CurvePoint]:
     """One request at a time, streamed, not throttled; of several outputs at one prompt length the longest."""
     best: dict[int, CellReport] = {}
     for cell in cells:
-        alone = cell.concurrency == 1 and cell.stream and not cell.stratum
+        alone = cell.arrival == "single" and cell.stream and not cell.stratum
         if alone and cell.prompt_tokens is not None and CURVE_METRIC in cell.metrics:
             other = best.get(cell.prompt_tokens)
             if other is None or (cell.output_tokens or 0) > (other.output_tokens or 0):
