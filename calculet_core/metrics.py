@@ -126,6 +126,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_worker_up", "gauge", "1 while the board's worker is up", ("board",)),
     Metric("supervisor", "calculet_supervisor_board_ready", "gauge", "1 while the board serves", ("board",)),
     Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
+    Metric("supervisor", "calculet_supervisor_bad_messages", "counter", "Ignored: strangers' bytes, malformed or unexpected messages, what is no control request", ("reason",)),
     Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
 )  # fmt: skip
 

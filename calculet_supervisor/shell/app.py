@@ -111,8 +111,12 @@ class Supervisor:
         self._launcher = launcher
         for board, pid in (await launcher.list()).items():
             self.sightings.started(board, pid)
-        self._link: Link = bind_router(self._context, self.fleet.supervisor_socket, self._from_peer)
-        control = await serve_control(self.fleet.control_socket, Verbs(self).table())
+        self._link: Link = bind_router(
+            self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger")
+        )
+        control = await serve_control(
+            self.fleet.control_socket, Verbs(self).table(), lambda: self._telemetry.bad_message("control")
+        )
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(self.view.version))
         self._sees = True
@@ -205,6 +209,7 @@ class Supervisor:
             message = wire.decode(kind, body)
         except ValueError as error:
             log.warning("a message was ignored: %s", error)
+            self._telemetry.bad_message("malformed")
             return
         if isinstance(message, wire.WorkerReport):
             if self.sightings.heard_worker(identity, message, now_ns):
@@ -217,6 +222,7 @@ class Supervisor:
                 self._link.send([identity, *wire.encode(self.view)])
         else:
             log.warning("a message was ignored: %s is not for a supervisor", type(message).__name__)
+            self._telemetry.bad_message("unexpected")
 
     # ---------------------------------------------------------------- deciding
     def decide_soon(self) -> None:
