@@ -6,10 +6,10 @@ LOCAL  := .calculet
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help up setup engine packages test test-long check bench docs clean
+.PHONY: help up setup engine packages test test-long simulate simulate-night check bench docs clean
 
 help:  ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-15s %s\n' "$$name" "$$text"; done
 
 up: packages  ## set everything up and serve a real chat on http://127.0.0.1:8080
 	@exec $(BIN)/calculet up --config $$(cat $(LOCAL)/fleet)
@@ -35,6 +35,26 @@ test: $(VENV)/.dev packages  ## everything that CI runs: the two laws, style, ty
 
 test-long: $(VENV)/.dev packages  ## the long searches
 	$(BIN)/python -m pytest -m long
+
+SIMULATE := PYTHONPATH=tests $(BIN)/python -m simulation
+HOURS    ?= 24
+BOARDS   ?= 4
+SEED     ?= 7
+SEEDS    ?=
+EXPLAIN  ?=
+REQUESTS ?= 1000000
+
+simulate: $(VENV)/.dev  ## the whole fleet in virtual time: HOURS=24 BOARDS=4 SEED=7, or SEEDS="0 199", or EXPLAIN=17
+ifneq ($(EXPLAIN),)
+	@$(SIMULATE) explain $(EXPLAIN)
+else ifneq ($(SEEDS),)
+	@$(SIMULATE) seeds $(SEEDS)
+else
+	@$(SIMULATE) day --hours $(HOURS) --boards $(BOARDS) --seed $(SEED)
+endif
+
+simulate-night: $(VENV)/.dev  ## rough runs with ever new seeds until a million requests were checked
+	@$(SIMULATE) seeds $(SEED) $(SEED) --requests $(REQUESTS)
 
 check: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

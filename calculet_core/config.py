@@ -23,6 +23,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
 Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
 
+TrafficClass = Literal["latency", "throughput"]
+
 T = TypeVar("T")
 
 
@@ -208,6 +210,8 @@ class RouterConfig(_Section, frozen=True):
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long streams may finish after SIGTERM."""
+    drain_idle_s: PositiveFloat = 1.0
+    """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
     tls: TlsConfig = TlsConfig()
     require_keys: bool = False
     """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
@@ -223,6 +227,12 @@ class BoardConfig(_Section, frozen=True):
     """DRAM of the board; an artifact's reservation must fit."""
     options: dict[str, Any] = {}
     """Of the backend."""
+    pool: TrafficClass | None = None
+    """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
+    profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
+    """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
+    synchronous: bool = False
+    """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
 
 class ModelConfig(_Section, frozen=True):
@@ -251,6 +261,8 @@ class TenantConfig(_Section, frozen=True):
     """Request rate; bursts of one second."""
     models: tuple[Alias, ...] = ()
     """Aliases that it may use; empty: all."""
+    traffic_class: TrafficClass | None = None
+    """Which pool of boards its requests prefer (scheduling §8). None: boards without a pool, then any."""
 
 
 class RestartConfig(_Section, frozen=True):
@@ -288,6 +300,46 @@ class SupervisionConfig(_Section, frozen=True):
     restart: RestartConfig = RestartConfig()
 
 
+class CanaryConfig(_Section, frozen=True):
+    """When a canary is good enough to go on, and when it goes back."""
+
+    hold_s: Annotated[float, Meta(ge=0)] = 60.0
+    """How long it must look well."""
+    min_requests: PositiveInt = 100
+    """Requests that green must have answered; also the fewest that a P99 is taken of."""
+    min_errors: PositiveInt = 3
+    """Fewer failures than that prove nothing."""
+    max_error_gap: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """How much larger green's share of failed requests may be than blue's."""
+    max_p99_ratio: Annotated[float, Meta(ge=1)] = 1.5
+    """How much larger green's P99 may be than blue's: time to the first token, and between tokens."""
+    min_p99_gap_ms: Annotated[float, Meta(ge=0)] = 20.0
+    """A smaller difference of P99 is nothing."""
+
+
+class RolloutConfig(_Section, frozen=True):
+    """Swaps of a model across boards (`calculet load`, `rollback`, `unload`)."""
+
+    drain_timeout_ms: PositiveInt = 120_000
+    """How long a board's running requests may take before it changes its model; then they fail, or are sent again."""
+    stall_timeout_s: PositiveFloat = 900.0
+    """A swap in which nothing has moved for so long goes back."""
+    canary: CanaryConfig = CanaryConfig()
+
+
+class RecallConfig(_Section, frozen=True):
+    """How boards are set aside and come back."""
+
+    breaker_share: Share = 0.5
+    """Share of boards that may go bad within `breaker_window_s`; then nothing automatic happens until an operator says so."""
+    breaker_window_s: PositiveFloat = 300.0
+    """Five minutes."""
+    probation_s: PositiveFloat = 600.0
+    """How long a board that came back must serve without a fault before it counts like the others."""
+    probation_weight: Share = 0.1
+    """Its share of work until then, others having 1."""
+
+
 class JournalConfig(_Section, frozen=True):
     """Each process appends events to its own size-capped file."""
 
@@ -304,6 +356,26 @@ class UsageConfig(_Section, frozen=True):
     """Files of older days are removed."""
     sync_interval_ms: PositiveInt = 1_000
     """Synced to disk at most so often; a power cut loses what came since."""
+
+
+class TraceConfig(_Section, frozen=True):
+    """Traces for measuring (acceptance §2.3); off in production."""
+
+    steps: bool = False
+    """Workers write one line for each sequence's part of each device job to `trace/steps-BOARD.jsonl` in `log_dir`."""
+    max_bytes: PositiveInt = 268_435_456
+    """A file above it is rotated."""
+    keep: Natural = 3
+    """Older files to keep."""
+
+
+class CrashConfig(_Section, frozen=True):
+    """What is kept of workers' crashes, in `crashes` of the log folder."""
+
+    keep: Natural = 20
+    """Bundles to keep; the oldest go. 0: none are made."""
+    max_bytes: PositiveInt = 1_048_576
+    """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
 
 
 class FleetConfig(_Section, frozen=True):
@@ -324,8 +396,12 @@ class FleetConfig(_Section, frozen=True):
     tenants: tuple[TenantConfig, ...] = (TenantConfig(name="default"),)
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    recall: RecallConfig = RecallConfig()
     journal: JournalConfig = JournalConfig()
+    crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
+    trace: TraceConfig = TraceConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 

@@ -125,9 +125,16 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_resets_denied", "counter", "Board resets refused by the budget", ("board",)),
     Metric("supervisor", "calculet_supervisor_worker_up", "gauge", "1 while the board's worker is up", ("board",)),
     Metric("supervisor", "calculet_supervisor_board_ready", "gauge", "1 while the board serves", ("board",)),
+    Metric("supervisor", "calculet_supervisor_crash_bundles", "gauge", "Crash bundles of this supervisor's life", ("result",)),
+    Metric("supervisor", "calculet_supervisor_limit", "gauge", "Configured limits", ("limit",)),
     Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
     Metric("supervisor", "calculet_supervisor_bad_messages", "counter", "Ignored: strangers' bytes, malformed or unexpected messages, what is no control request", ("reason",)),
     Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
+    Metric("supervisor", "calculet_supervisor_rollouts", "gauge", "Model swaps under way, by state", ("state",)),
+    Metric("supervisor", "calculet_supervisor_rollouts_ended", "counter", "Model swaps ended, by how", ("state",)),
+    Metric("supervisor", "calculet_supervisor_board_condemned", "gauge", "1 while the board is set aside", ("board",)),
+    Metric("supervisor", "calculet_supervisor_artifacts_quarantined", "gauge", "Artifacts set aside"),
+    Metric("supervisor", "calculet_supervisor_breaker_open", "gauge", "1 while automatic action is stopped: too many boards went bad at once"),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ Links: router DEALER -> worker ROUTER (data); worker and router DEALER -> superv
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -330,6 +331,32 @@ class StopWorker(msgspec.Struct, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------------ supervisor <-> router
+BUCKETS_PER_OCTAVE = 8
+
+
+def bucket_of(ms: float) -> int:
+    """The bucket of a time: an eighth of an octave wide (9 %), from a microsecond up."""
+    return max(0, math.ceil(BUCKETS_PER_OCTAVE * math.log2(max(ms, 1e-9) * 1000)))
+
+
+def bucket_ms(bucket: int) -> float:
+    """The bucket's upper bound, in milliseconds."""
+    return float(2 ** (bucket / BUCKETS_PER_OCTAVE)) / 1000
+
+
+class VersionReport(msgspec.Struct, frozen=True):
+    """What a router has counted of one artifact since it started; times in buckets (`bucket_of`)."""
+
+    digest: str
+    requests: int = 0
+    failed: int = 0
+    """With what a server can be blamed for: 5xx."""
+    first: dict[int, int] = {}
+    """Accepted to first token."""
+    between: dict[int, int] = {}
+    """Between tokens, the mean of an answer."""
+
+
 class RouterReport(msgspec.Struct, frozen=True):
     """A router's heartbeat and the acknowledgement of a view."""
 
@@ -345,6 +372,8 @@ class RouterReport(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     links: dict[str, str] = {}
     """Board name -> `up`, `connecting`, `suspect`."""
+    versions: list[VersionReport] = []
+    """Only while more than one artifact has been served lately."""
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -361,6 +390,8 @@ class BoardView(msgspec.Struct, frozen=True):
     alias: str
     draining: bool = False
     weight: float = 1.0
+    pool: str = ""
+    """`latency`, `throughput`, or empty: for everybody."""
 
 
 class AliasView(msgspec.Struct, frozen=True):
@@ -381,6 +412,9 @@ class AliasView(msgspec.Struct, frozen=True):
     temperature: float | None = None
     """For requests that ask for none; likewise `top_p`. None: the interface's own default."""
     top_p: float | None = None
+    other: AliasView | None = None
+    """A second artifact of the same alias, while a swap is under way: `share` of new requests go to it."""
+    share: float = 0.0
 
 
 class FleetView(msgspec.Struct, frozen=True):

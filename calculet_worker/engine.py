@@ -20,7 +20,7 @@ from calculet_core.jobs import Completion, ReturnCode
 from calculet_core.requests import SequenceState
 from calculet_core.states.model_generation import ModelState
 from calculet_worker import events, views
-from calculet_worker.actions import Action, Announce, GiveBack
+from calculet_worker.actions import Action, Announce, GiveBack, TraceSteps
 from calculet_worker.answers import Outbox
 from calculet_worker.attempts import Attempts
 from calculet_worker.control import Control
@@ -42,7 +42,10 @@ Actions = list[Action]
 
 
 class Engine:
-    """`limits` are the device's, `dram_bytes` the board's; `fleet_recovery` holds where the alias's scheduler says nothing else."""
+    """`limits` are the device's, `dram_bytes` the board's; `fleet_recovery` holds where the alias's scheduler says nothing else.
+
+    With a `stopwatch` (nanoseconds of CLOCK_MONOTONIC) steps are traced.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Engine:
         seed: int,
         tenants: tuple[TenantConfig, ...],
         dram_bytes: int,
+        stopwatch: Callable[[], int] | None = None,
     ) -> None:
         self.board, self.epoch, self.pid, self.endpoint, self.limits = board, epoch, pid, endpoint, limits
         self._recorder = Recorder(board, epoch)
@@ -63,7 +67,8 @@ class Engine:
         self.attempts = Attempts(epoch, self.life, self._recorder, self._outbox, self._internal_ended)
         self.pingpong = PingPong()
         self.control = Control(self.life, self.attempts, self.pingpong)
-        self._lasting = Lasting(limits, tenants, self.attempts.registry, self._outbox, self._recorder, self.pingpong, seed)
+        registry = self.attempts.registry
+        self._lasting = Lasting(limits, tenants, registry, self._outbox, self._recorder, self.pingpong, stopwatch, seed)
         self.trial: Trial | None = None
         """Golden or warm-up that runs."""
         self.steps = 0
@@ -71,6 +76,8 @@ class Engine:
         self._last_job = self._last_internal = 0
         self._measured: tuple[str, Durations] | None = None
         """Digest of an artifact, and how long its jobs take: the same after a reset."""
+        self._traces: list[TraceSteps] = []
+        """Written after the next job has gone out."""
         self._busy_tries = 0
         self._busy_until_ns: int | None = None
         self._idle = True
@@ -156,6 +163,9 @@ class Engine:
         if (changed := self.pingpong.changed()) is not None:
             self._note_pingpong(*changed, now_ns, out)
         self._recorder.flush(out)
+        if self._traces:
+            out += self._traces
+            self._traces.clear()
         if not submitted:
             self._outbox.flush(out)
         self.control.advance(now_ns, out)
@@ -245,12 +255,16 @@ class Engine:
             engines = f"taken by {entry.engine.name}, its output came from {completion.engine.name}"
             self.pingpong.other_engine(f"job {completion.job_id} was {engines}")
         spent_ns = serving.account(entry, completion, now_ns)
+        if entry.traced and isinstance(verdict, Faulty):
+            self._trace(entry, event, None, now_ns, out)
         if isinstance(verdict, Faulty):
             self._faulty_output(serving, entry, completion, verdict, now_ns, out)
             return
         commit = serving.commit_decode if entry.turn is Turn.DECODE else serving.commit_prefill
         ended = commit(entry, verdict.logits, spent_ns, now_ns)
         self._give_back(serving, completion, out)
+        if entry.traced:
+            self._trace(entry, event, serving.answers.sampling_ns, now_ns, out)
         if entry.prefill_last and entry.sequences[0].generated_tokens:
             self._recorder.of_attempt(history.ATTEMPT_TOKENS, now_ns, entry.sequences[0], {"n": 1})
         for seq, reason in ended:
@@ -283,7 +297,7 @@ class Engine:
             else:
                 self.attempts.fail(seq, plan.error(), now_ns, out)
                 serving.release(seq, now_ns, out)
-        if self.trial is None and self.life.state is not ModelState.WARMING and self.life.package is not None:
+        if self.trial is None and self.life.state in (ModelState.READY, ModelState.DRAINING) and self.life.package is not None:
             self.trial = Trial([golden_stage(self.life.package.golden, serving.profiles[:1])])
 
     def _job_lost(self, event: events.JobLost, now_ns: int, out: Actions) -> None:
@@ -333,6 +347,17 @@ class Engine:
             if serving.inflight.most > 1:
                 data["overlap_ns"] = serving.inflight.overlap_ns(completion.timings)
         self._recorder.of_board(history.BOARD_JOB, now_ns, job.generation, data, job.job_id)
+
+    def _trace(
+        self, entry: InflightJob, event: events.JobCompleted, sampling_ns: int | None, now_ns: int, out: Actions
+    ) -> None:
+        job, completion = entry.job, event.completion
+        steps = TraceSteps(
+            job.job_id, job.generation, job.kind, completion.engine, completion.status.value, completion.timings,
+            job.profile.compiled_batch, entry.built_ns, event.arrived_ns, now_ns, sampling_ns if job.want_logits else None,
+            entry.traced,
+        )  # fmt: skip
+        self._traces.append(steps)
 
     def _lane_released(self, event: events.LaneReleased, now_ns: int, out: Actions) -> None:
         serving = self.serving

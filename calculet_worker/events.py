@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from calculet_core import wire
@@ -72,6 +72,8 @@ class JobCompleted:
     """A completion came home; its buffer is leased until the `GiveBack` action."""
 
     completion: Completion
+    arrived_ns: int = field(default=0, compare=False)
+    """When the device thread had it; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)

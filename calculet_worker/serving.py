@@ -6,7 +6,7 @@ sequences that are thereby over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from calculet_core.jobs import Completion, EngineBank, Job, JobKind
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.request import RequestState
-from calculet_worker.actions import Action, ReleaseLane, SubmitJob
+from calculet_worker.actions import Action, ReleaseLane, SubmitJob, TracedRow
 from calculet_worker.answers import Answers, Outbox
 from calculet_worker.device.base import DeviceLimits
 from calculet_worker.jobs.buffers import Buffers
@@ -63,6 +63,8 @@ class Lasting:
     outbox: Outbox
     recorder: Recorder
     pingpong: PingPong
+    stopwatch: Callable[[], int] | None
+    """Given while steps are traced: nanoseconds for measuring, never for deciding."""
     seed: int
 
 
@@ -105,7 +107,8 @@ class Serving:
             max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.most
         )
         self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
-        self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed)
+        self.tracing = lasting.stopwatch is not None
+        self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed, lasting.stopwatch)
         self.device_full = False
         """The device's hint denies a lane that our accounting calls free: admission waits until it agrees, or all are free."""
         self.hold_ns: int | None = None
@@ -184,6 +187,8 @@ class Serving:
         entry = self._decode_job(job_id, now_ns) if turn is Turn.DECODE else self._prefill_job(job_id, turn, now_ns)
         if entry is None:
             return None
+        if self.tracing:
+            entry.traced = [_traced(seq, entry) for seq in entry.sequences if seq.request.router != INTERNAL]
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
@@ -378,3 +383,12 @@ class Serving:
         self._prompts_first = prompts_first
         self.inflight.alone = alone
         self.decode.use(profiles)
+
+
+def _traced(seq: SequenceState, entry: InflightJob) -> TracedRow:
+    request, before, draws = seq.request, seq.kv_length, entry.turn is Turn.DECODE or entry.prefill_last
+    written = 1 if entry.turn is Turn.DECODE else len(entry.job.token_ids)
+    return TracedRow(
+        request.key, seq.seq_id, seq.generated_tokens, request.accepted_ns, seq.admitted_ns, seq.ready_since_ns, before,
+        before + written, draws,
+    )  # fmt: skip

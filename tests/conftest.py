@@ -27,5 +27,3 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
     yield stage
     stage.close()
 
-
-sys.path.insert(0, str(Path(__file__).parent / "simulation"))

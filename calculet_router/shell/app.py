@@ -1,7 +1,8 @@
 """The router process: it owns the loop, performs the dispatcher's actions, and lives without a supervisor.
 
-At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, lets
-streams finish within their drain time, and ends with 0; a second signal ends at once.
+At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, serves
+what its connections still bring, lets streams finish within their drain time, and ends with 0; a second signal ends at once. A
+listening socket that systemd passed stays open meanwhile: who connects waits for another router on it, or for the successor.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import resource
 import secrets
 import signal
@@ -32,6 +34,7 @@ from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.logs import keep_copy
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
@@ -45,7 +48,7 @@ from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
 from calculet_router.shell.keys import LOOK_S, KeyWatch
 from calculet_router.shell.recovering import done_of, orphans_of, record_of
-from calculet_router.shell.telemetry import OTHER, RouterTelemetry
+from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
 from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
 from calculet_router.shell.tls import open_tls
 from calculet_router.shell.usage import UsageLog
@@ -64,6 +67,8 @@ FIRST_LINKS_S = 1.0
 GLANCE_S = 0.01
 """A look at whether something that takes milliseconds has happened."""
 MAX_VIEW_BYTES = 16 << 20
+NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
+"""The prefix tells its files from those of other processes."""
 RECOVERY_GRACE_S = 2.0
 """Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
 OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
@@ -72,11 +77,11 @@ log = logging.getLogger("calculet.router")
 
 
 class RouterApp:
-    """One router. `run` returns the exit code."""
+    """One router, called `name`; several may serve a fleet. `run` returns the exit code."""
 
-    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig]) -> None:
+    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig], name: str = FIRST) -> None:
         config = fleet.config.router
-        self.fleet, self.config = fleet, config
+        self.fleet, self.config, self.name = fleet, config, name
         self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
         tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
@@ -85,17 +90,17 @@ class RouterApp:
         self._scheme = "http" if self._tls is None else "https"
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
         self.lookups = Lookups(config, self.dispatcher.roster, self.dispatcher.aliases, tenants)
-        self.telemetry = RouterTelemetry(config)
+        self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
-        self.journal = Journal(fleet.journal("router"), journal.max_bytes, journal.keep)
+        self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
-        self.draining = False
+        self.draining = self.closed = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[tuple[str, int], WorkerLink] = {}
         self._stop = asyncio.Event()
-        self._quiet = asyncio.Event()
+        self._hurry = False
         self._signals = 0
         self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
@@ -131,7 +136,7 @@ class RouterApp:
             self._loop.add_signal_handler(name, self._signalled)
         watch_death_pipe(self._keeper_gone)
         self._load_view()
-        metrics = await serve_metrics(self.fleet.metrics_socket("router"), self._own_exposition)
+        metrics = await serve_metrics(self.fleet.metrics_socket(self.name), self._own_exposition)
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(LOOK_S, self._keys.look)
@@ -152,7 +157,7 @@ class RouterApp:
             await self._drain()
         finally:
             metrics.close()
-            self.fleet.metrics_socket("router").unlink(missing_ok=True)
+            self.fleet.metrics_socket(self.name).unlink(missing_ok=True)
             self._close()
         return ExitCode.OK
 
@@ -162,6 +167,11 @@ class RouterApp:
             found = [socket.socket(fileno=fd) for fd in inherited]
             for sock in found:
                 sock.setblocking(False)
+            if self._url(found) != f"http://{self.config.listen}":
+                log.warning(
+                    "systemd listens at %s, router.listen says %s: run `calculet install` again and restart its socket unit",
+                    self._url(found), self.config.listen,
+                )  # fmt: skip
             return found
         try:
             return [bind(self.config.listen)]
@@ -192,32 +202,31 @@ class RouterApp:
         self._signals += 1
         if self._signals > 1:
             log.warning("second signal: ending at once, calls=%d", self.dispatcher.calls)
-            self._quiet.set()
+            self._hurry = True
         self._stop.set()
 
     def _keeper_gone(self) -> None:
         log.warning("the keeper is gone")
-        self._quiet.set()
+        self._hurry = True
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Streams may finish; what is left at the end is cancelled, and its client told."""
+        """Streams may finish, and open connections may bring what was on its way; what is left at the end is cancelled and told."""
         self.draining = True
         sd_notify("STOPPING=1")
         log.info("draining calls=%d", self.dispatcher.calls)
         self._server.stop_listening()
-        if self.dispatcher.calls:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.drain_timeout_s):
-                    await self._quiet.wait()
+        deadline_s = self._loop.time() + self.config.drain_timeout_s
+        while not self._hurry and (not self._server.drained() or self.dispatcher.calls) and self._loop.time() < deadline_s:
+            await asyncio.sleep(GLANCE_S)
+        self.closed = True
         for connection in list(self._server.connections):
             if connection.exchange is not None and connection.exchange.owner is not None:
                 owner = connection.exchange.owner
                 self.feed(events.ClientGone(owner, "the router is shutting down", ShuttingDown.code))
                 owner.fail(ShuttingDown("the router is shutting down"))
-        await asyncio.sleep(0)
-        for connection in list(self._server.connections):
-            connection.close_if_idle()
+        await asyncio.sleep(0)  # what was said last is written at the end of the loop's pass
+        self._server.drained(over=True)
         await asyncio.sleep(GLANCE_S)
 
     def _close(self) -> None:
@@ -287,8 +296,6 @@ class RouterApp:
         self.telemetry.ended(action, model)
         if action.request is not None:
             self.usage.append(action)
-        if self.draining and not self.dispatcher.calls:
-            self._quiet.set()
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
@@ -334,6 +341,7 @@ class RouterApp:
         report = wire.RouterReport(
             self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
+            self.dispatcher.tally.reports(),
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -355,7 +363,7 @@ class RouterApp:
     async def _recover_usage(self) -> None:
         """Account for what a killed predecessor left open, once workers have given up on it."""
         await asyncio.sleep(3 * self.config.lease_interval_ms / 1000 + RECOVERY_GRACE_S)
-        orphans = await asyncio.to_thread(orphans_of, self.fleet, self.incarnation)
+        orphans = await asyncio.to_thread(orphans_of, self.fleet, self.name, self.incarnation)
         for orphan in orphans:
             self.usage.add(record_of(orphan, time.time()))
             self.journal.append(done_of(orphan, time.monotonic_ns()))
@@ -388,7 +396,9 @@ class RouterApp:
     async def exposition(self) -> bytes:
         """The whole fleet's metrics; a process that does not answer is missing."""
         names = ["supervisor", *(f"worker-{board.name}" for board in self.fleet.config.boards)]
-        others = await asyncio.gather(*(fetch_metrics(self.fleet.metrics_socket(name)) for name in names))
+        paths = [self.fleet.metrics_socket(name) for name in names]
+        paths += sorted(set(self.fleet.run_dir.glob("m-router*.sock")) - {self.fleet.metrics_socket(self.name)})
+        others = await asyncio.gather(*map(fetch_metrics, paths))
         return merge_expositions([self._own_exposition(), *others])
 
 
@@ -422,9 +432,16 @@ def tune_gc() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-async def serve(config: Path) -> int:
-    """Run a router for a fleet file until it is told to stop; the exit code."""
+async def serve(config: Path, name: str = FIRST) -> int:
+    """Run the router `name` for a fleet file until it is told to stop; the exit code.
+
+    Raises:
+        ConfigError: the file, a scheduler file, the name or the address cannot be used.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--name: {name!r} cannot be a router's name: router, or router-NAME")
     fleet = load_fleet(config)
     admissions = load_admissions(fleet)
     make_folders(fleet)
-    return await RouterApp(fleet, admissions).run()
+    keep_copy(name, fleet.log(name))
+    return await RouterApp(fleet, admissions, name).run()

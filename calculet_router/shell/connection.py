@@ -306,10 +306,11 @@ class Connection(asyncio.Protocol):
         if self._idle or self._due == 0.0:
             config = self.server.config
             self.since = now = self.server.loop.time()
-            self._due = now + (config.idle_timeout_s if self._idle else config.body_timeout_s)
+            idle_s = config.drain_idle_s if self.server.draining else config.idle_timeout_s
+            self._due = now + (idle_s if self._idle else config.body_timeout_s)
         if exchange.error is not None:
             self._linger()
-        elif not exchange.keep_alive or (self.server.draining and not self._queue):
+        elif not exchange.keep_alive:
             self.flush()
             self._close()
         elif self._queue:
@@ -353,9 +354,19 @@ class Connection(asyncio.Protocol):
             self.transport.write_eof()
 
     # ---------------------------------------------------------------- time
-    def close_if_idle(self) -> None:
-        """The server drains: nothing more will come."""
+    @property
+    def says_goodbye(self) -> bool:
+        """Whether the answer that begins now is the last one here. A client that was not told so may send again: it is served."""
+        return self.server.draining and not self._queue
+
+    def expect_little(self) -> None:
+        """The server drains: what is idle now will not wait long for a request."""
         if self.exchange is None and not self._queue and self._idle:
+            self._due = self.server.loop.time() + self.server.config.drain_idle_s
+
+    def close_if_overdue(self, now: float) -> None:
+        """The server drains, and no request came in time."""
+        if self.exchange is None and not self._queue and self._idle and not self._closing and now >= self._due:
             self._close()
 
     def _close(self) -> None:

@@ -42,6 +42,9 @@ class App(Protocol):
 
     dispatcher: Dispatcher
     draining: bool
+    """SIGTERM was heard: what open connections bring is still served."""
+    closed: bool
+    """The drain is over."""
 
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher and do what it wants."""
@@ -174,7 +177,7 @@ class Endpoints:
     # ---------------------------------------------------------------- calls
     def _call(self, exchange: Exchange, parse: Callable[[bytes], Call]) -> None:
         headers, app = exchange.headers, self._app
-        if app.draining:
+        if app.closed:
             self._fail(exchange, ShuttingDown("the router is shutting down"))
             return
         now_s = time.time()

@@ -83,7 +83,8 @@ class Exchange:
         connection = self.connection
         if self.ticket is not None:
             headers += self.ticket.headers
-        if not self.keep_alive or connection.server.draining:
+        self.keep_alive = self.keep_alive and not connection.says_goodbye
+        if not self.keep_alive:
             headers += b"connection: close\r\n"
         if self.label is not None:
             headers += b"x-request-id: %b\r\n" % self.label
@@ -141,6 +142,7 @@ class Exchange:
             head += b"x-request-id: %b\r\n" % self.label
         if not self.http10:
             head += b"transfer-encoding: chunked\r\n"
+        self.keep_alive = self.keep_alive and not self.connection.says_goodbye
         if not self.keep_alive:
             head += b"connection: close\r\n"
         self.connection.write(head + b"\r\n")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
 from collections import Counter
@@ -65,12 +66,19 @@ class HttpServer:
             self._servers.append(await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=1024, **options))
 
     def stop_listening(self) -> None:
-        """Accept nobody more; idle connections close, the others after their answer."""
+        """Accept nobody more. Connections go one by one, none of them under a request: see `drained`."""
         self.draining = True
         for server in self._servers:
             server.close()
         for connection in list(self.connections):
-            connection.close_if_idle()
+            connection.expect_little()
+
+    def drained(self, *, over: bool = False) -> bool:
+        """Close what was idle for `drain_idle_s`, or, when the drain is over, whatever is idle; whether no connection is left."""
+        now = math.inf if over else self.loop.time()
+        for connection in list(self.connections):
+            connection.close_if_overdue(now)
+        return not self.connections
 
     def abort(self) -> None:
         """Cut every connection."""

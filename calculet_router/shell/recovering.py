@@ -26,9 +26,9 @@ OF_ATTEMPTS = (f'"{history.ATTEMPT_DONE}"'.encode(),)
 _decode = msgspec.json.Decoder(Event).decode
 
 
-def orphans_of(fleet: Fleet, incarnation: int) -> list[Orphan]:
-    """Requests of earlier routers that nobody has accounted for."""
-    orphans = find_orphans(_events(fleet.journal("router"), OF_REQUESTS), incarnation)
+def orphans_of(fleet: Fleet, name: str, incarnation: int) -> list[Orphan]:
+    """Requests of earlier routers of this name that nobody has accounted for; others on the socket have their own journals."""
+    orphans = find_orphans(_events(fleet.journal(name), OF_REQUESTS), incarnation)
     if orphans:
         for board in fleet.config.boards:
             add_attempts(orphans, _events(fleet.journal(f"worker-{board.name}"), OF_ATTEMPTS))

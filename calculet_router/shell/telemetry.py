@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
 from msgspec.structs import fields
@@ -22,6 +22,8 @@ from calculet_core.metrics import metrics_of
 from calculet_core.shell.telemetry import Collectors
 from calculet_router import actions
 
+FIRST = "router"
+"""Name of a fleet's first router. Metrics of further ones carry the label `router`."""
 OTHER = "other"
 """Label of a model that is not ours: labels come from a closed set."""
 CLIENT_LEFT = "499"
@@ -31,16 +33,17 @@ CLIENT_LEFT = "499"
 class RouterTelemetry:
     """Counts what actions report."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self.collectors = Collectors("router")
+    def __init__(self, config: RouterConfig, name: str = FIRST) -> None:
+        constant = {} if name == FIRST else {"router": name}
+        self.collectors = Collectors("router", **constant)
         self.requests = self.failed = self.resent = 0
         self._ended: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
         self._tenants: dict[tuple[str, str], list[int]] = {}
         """(tenant, outcome) -> requests, prompt tokens, generated tokens."""
         self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-        self._first = Times("calculet_router_ttft_seconds", self.collectors)
-        self._whole = Times("calculet_router_e2e_seconds", self.collectors)
+        self._first = Times("calculet_router_ttft_seconds", self.collectors, constant)
+        self._whole = Times("calculet_router_e2e_seconds", self.collectors, constant)
         for field in fields(config):
             value = getattr(config, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
@@ -108,9 +111,10 @@ class RouterTelemetry:
 class Times(Collector):
     """A histogram of the catalogue with the label `model`, cheap to observe; it takes the place of the registry's own."""
 
-    def __init__(self, name: str, collectors: Collectors) -> None:
+    def __init__(self, name: str, collectors: Collectors, constant: Mapping[str, str]) -> None:
         metric = metrics_of("router")[name]
         self._name, self._help, self._bounds = name, metric.help, metric.buckets
+        self._constant = constant
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
         collectors.replace(name, self)
@@ -126,8 +130,9 @@ class Times(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Of prometheus_client."""
-        family = HistogramMetricFamily(self._name, self._help, labels=["model"])
+        family = HistogramMetricFamily(self._name, self._help, labels=["model", *self._constant])
         for model, counts in self._counts.items():
             bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-            family.add_metric([model], list(zip(bounds, accumulate(counts), strict=True)), self._sums[model])
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric([model, *self._constant.values()], buckets, self._sums[model])
         yield family

@@ -1,8 +1,8 @@
 """One life of a worker as this router reaches it: a DEALER socket, a lease, and the process's pidfd.
 
-The link greets until it is answered, renews its lease every interval with the number of the last message it got, and greets again
-whenever the worker has been quiet for an interval, so that silence means something. The process's pidfd turns readable when it
-ends, which is seen within milliseconds; on another host, or in another pid namespace, silence has to do.
+The link greets until it is answered, then every interval, and renews its lease with the number of the last message it got. So
+silence means something, and a hello that was lost with a connection is not lost for good. The process's pidfd turns readable when
+it ends, which is seen within milliseconds; on another host, or in another pid namespace, silence has to do.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class WorkerLink:
         self._pid = 0
         self._acked = 0
         self._outbox: list[wire.Submit | wire.Cancel | wire.Lookup] = []
-        self._heard = False
-        """Anything since the last lease."""
         self._closed = False
         identity = b"r%08x-%08x" % (incarnation, view.epoch & 0xFFFFFFFF)
         self._link: Link = connect_dealer(context, view.endpoint, self._on_frames, identity)
@@ -80,9 +78,7 @@ class WorkerLink:
         self._timer = self._loop.call_later(self._lease_s if taken else GREETING_S, self._renew if taken else self._greet)
 
     def _renew(self) -> None:
-        if not self._heard:
-            self._link.send(wire.encode(wire.RouterHello(self._incarnation, os.getpid())))
-        self._heard = False
+        self._link.send(wire.encode(wire.RouterHello(self._incarnation, os.getpid())))
         self._link.send(wire.encode(wire.Lease(self._incarnation, self.epoch, self._acked)))
         self._timer = self._loop.call_later(self._lease_s, self._renew)
 
@@ -93,7 +89,6 @@ class WorkerLink:
         except (wire.WireError, ValueError):
             self._bad("malformed")
             return
-        self._heard = True
         if isinstance(message, wire.Tick):
             self._acked = message.seq
             self._feed(events.TickArrived(self.board, self.epoch, message))

@@ -6,11 +6,12 @@ time, and what was submitted drains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calculet_core.config import ExecutorConfig
 from calculet_core.jobs import EngineBank, Job, JobTimings
 from calculet_core.requests import SequenceState
+from calculet_worker.actions import TracedRow
 from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.scheduling.arbiter import Turn
 
@@ -30,6 +31,8 @@ class InflightJob:
     prefill_last: bool = False
     waited_ns: int = 0
     """How long the sequence that was ready first had been so; decode steps only."""
+    traced: list[TracedRow] = field(default_factory=list)
+    """For the step trace, while it is on."""
     engine: EngineBank | None = None
     """Which engine took it (`JobSubmitted`); None before."""
     together: bool = False

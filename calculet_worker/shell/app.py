@@ -33,9 +33,10 @@ from calculet_core.ids import WireKey
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
-from calculet_core.shell.journal import Journal
+from calculet_core.shell.journal import Journal, LineFile
 from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
 from calculet_core.shell.packages import load_keys
+from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
     Action,
@@ -49,6 +50,7 @@ from calculet_worker.actions import (
     SubmitJob,
     Tokenize,
     ToRouter,
+    TraceSteps,
     UnconfigureDevice,
     VerifyPackage,
 )
@@ -60,6 +62,7 @@ from calculet_worker.events import (
     CommandArrived,
     CountersRead,
     Event,
+    JobSubmitted,
     LaneReleased,
     PackageVerified,
     RequestArrived,
@@ -68,18 +71,21 @@ from calculet_worker.events import (
     Tokenized,
     TokenizingFailed,
 )
-from calculet_worker.shell.executor import Executor
+from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
 from calculet_worker.shell.lookups import Lookups
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
 from calculet_worker.shell.telemetry import Telemetry
 from calculet_worker.shell.tokenizing import PromptTokenizer, TokenizingPool
+from calculet_worker.shell.tracing import Tracer
 
 SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter waits no longer for a busy one."""
 HOUSEKEEPING_S = 0.2
 """Leases, credit, journal."""
+STALL_NS = 1 * S
+"""Between two rounds of it: longer, and this process did not run."""
 MIN_REPORT_GAP_S = 0.02
 FLUSH_GRACE_S = 0.05
 """For ZeroMQ's own thread to write the last messages before the sockets close."""
@@ -105,6 +111,7 @@ class Worker:
         self._engine = Engine(
             board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
             int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
+            time.monotonic_ns if config.trace.steps else None,
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
@@ -112,6 +119,9 @@ class Worker:
         tenants = [tenant.name for tenant in config.tenants]
         self._telemetry = Telemetry(board.name, self._engine, device, tenants, armed)
         self._reporter = Reporter(device)
+        trace = config.trace
+        steps = LineFile(fleet.step_trace(board.name), trace.max_bytes, trace.keep) if trace.steps else None
+        self._tracer = Tracer(steps, board.name, epoch) if steps is not None else None
         self._pool = TokenizingPool()
         self._tokenizer: PromptTokenizer | None = None
         self._events: deque[Event] = deque()
@@ -120,13 +130,14 @@ class Worker:
         self._wakeup_ns: int | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._reported_s, self._retry_s = 0.0, MIN_REPORT_GAP_S
+        self._kept_ns = time.monotonic_ns()
         self._stop_asked = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             SubmitJob: self._submit, GiveBack: self._give_back, ReleaseLane: self._release_lane, Tokenize: self._tokenize,
             ToRouter: self._to_router, VerifyPackage: self._verify_package, ConfigureDevice: self._device_work,
             UnconfigureDevice: self._device_work, ResetDevice: self._device_work, Announce: self._announce,
-            Record: self._record, Exit: self._exit,
+            Record: self._record, TraceSteps: self._trace, Exit: self._exit,
         }  # fmt: skip
 
     async def run(self) -> tuple[int, str]:
@@ -138,7 +149,8 @@ class Worker:
             loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
         threading.excepthook = lambda args: loop.call_soon_threadsafe(self._bug, args.exc_value)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._executor = Executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
+        executor = SynchronousExecutor if self._board.synchronous else Executor
+        self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
         self._data: Link = bind_router(
             context, self._data_path, self._from_router, lambda: self._bad("stranger", "not a ZeroMQ peer")
         )
@@ -170,6 +182,8 @@ class Worker:
             if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
                 log.error("the device thread is stuck in the device; the process ends without it")
             self._journal.close()
+            if self._tracer is not None:
+                self._tracer.close(time.monotonic_ns())
 
     # ---------------------------------------------------------------- the engine
     def _handle(self, event: Event) -> None:
@@ -223,7 +237,18 @@ class Worker:
 
     # ---------------------------------------------------------------- actions
     def _submit(self, action: SubmitJob) -> None:
-        self._events.append(self._executor.submit(action))
+        if self._tracer is None:
+            self._events.append(self._executor.submit(action))
+            return
+        start_ns, job_id = time.monotonic_ns(), action.job.job_id
+        answer = self._executor.submit(action)
+        if isinstance(answer, JobSubmitted):
+            self._tracer.submitted(job_id, start_ns, time.monotonic_ns())
+        self._events.append(answer)
+
+    def _trace(self, action: TraceSteps) -> None:
+        if self._tracer is not None:
+            self._tracer.steps(action)
 
     def _give_back(self, action: GiveBack) -> None:
         self._device.give_back(action.completion)
@@ -260,7 +285,9 @@ class Worker:
 
     async def _verify(self, action: VerifyPackage) -> None:
         answer: PackageVerified
-        answer, tokenizer = await asyncio.to_thread(verify, self._fleet, self._board, self._keys, action)
+        answer, tokenizer = await asyncio.to_thread(
+            verify, self._fleet, self._board, self._keys, self._device.versions(), action
+        )
         self._tokenizer = tokenizer or self._tokenizer
         self._handle(answer)
 
@@ -318,6 +345,8 @@ class Worker:
         for peer in self._routers.live():
             if peer.outbox is not None:
                 self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
+        if self._tracer is not None:
+            self._tracer.flushed(time.monotonic_ns())
 
     def _send(self, peer: Peer, frames: Frames) -> None:
         if not self._data.send(frames):
@@ -365,11 +394,18 @@ class Worker:
             self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
 
     def _housekeeping(self) -> None:
-        for router, reason in self._routers.lapsed(time.monotonic_ns()):
+        now_ns = time.monotonic_ns()
+        if now_ns - self._kept_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no router is blamed for that", (now_ns - self._kept_ns) / S)
+            self._routers.overslept(now_ns - self._kept_ns)
+        self._kept_ns = now_ns
+        for router, reason in self._routers.lapsed(now_ns):
             log.warning("router %08x is lost: %s", router, reason)
             self._handle(RouterLost(router, reason))
         self._read_counters()
         self._journal.flush()
+        if self._tracer is not None:
+            self._tracer.flush(time.monotonic_ns())
 
     def _read_counters(self) -> None:
         """The device's own view of what the engine accounts for."""
@@ -411,6 +447,7 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
     exit_path = fleet.board_exit(board.name)
     exit_path.unlink(missing_ok=True)
     epoch = next_number(fleet.board_epoch(board.name))
+    keep_stacks(fleet.stacks(f"worker-{board.name}"), f"board {board.name} epoch {epoch} pid {os.getpid()}")
     code, reason = ExitCode.BUG, "it did not start"
     try:
         keys = load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])

@@ -397,7 +397,7 @@ def test_what_is_too_large_or_no_http_is_refused_readably_and_closed(
 
 
 # ---------------------------------------------------------------- life of the process
-def test_sigterm_finishes_streams_refuses_new_work_and_ends_with_0(stage: Stage) -> None:
+def test_sigterm_finishes_streams_accepts_nobody_more_and_ends_with_0(stage: Stage) -> None:
     async def scene(stage: Stage) -> None:
         worker = stage.worker(on_submit=accepts)
         router = await stage.serve(worker)
@@ -416,6 +416,65 @@ def test_sigterm_finishes_streams_refuses_new_work_and_ends_with_0(stage: Stage)
         assert events_of(rest)[-1] == "[DONE]"
         assert await router.ended() == 0
         assert not (stage.run_dir / "m-router.sock").exists()
+
+    stage.play(scene)
+
+
+def test_a_drain_serves_what_kept_alive_connections_still_bring_and_tells_them_to_go(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=accepts)
+        router = await stage.serve(worker, drain_idle_s=30)
+        idle, streaming = await HttpClient.connect(router.port), await HttpClient.connect(router.port)
+        idle.get("/livez")
+        assert "connection" not in (await idle.response())[1]
+        streaming.post(PATH, STREAM)
+        await until(lambda: worker.submits)
+        worker.piece(worker.submits[0], "a")
+        assert "connection" not in (await streaming.head())[1]
+        router.terminate()
+        await until(lambda: any("draining" in line for line in router.log))
+        idle.post(PATH, CHAT)
+        await until(lambda: len(worker.submits) == 2)
+        worker.piece(worker.submits[1], "whole", finish="stop")
+        status, headers, body = await idle.response()
+        assert (status, headers["connection"]) == (200, "close") and b"whole" in body
+        assert await idle.closed()
+        worker.piece(worker.submits[0], "b", finish="stop")
+        assert events_of(b"".join([chunk async for chunk in streaming.chunks()]))[-1] == "[DONE]"
+        streaming.post(PATH, STREAM)
+        await until(lambda: len(worker.submits) == 3)
+        worker.piece(worker.submits[2], "last", finish="stop")
+        assert (await streaming.head())[1]["connection"] == "close"
+        assert events_of(b"".join([chunk async for chunk in streaming.chunks()]))[-1] == "[DONE]"
+        assert await router.ended() == 0
+
+    stage.play(scene)
+
+
+def test_routers_on_one_socket_take_turns_and_none_refuses(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=says("hi"))
+        routers = [stage.router(), stage.router()]
+        routers[0].publish(a_view(worker.view()))
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as shared:
+            routers[0].start(listening=shared)
+            routers[1].start("--name", "router-2", listening=shared)
+            for router in routers:
+                await router.listening()
+                assert any("restart its socket unit" in line for line in router.log), "it says that the configuration differs"
+            for leaving in routers:
+                leaving.terminate()
+                assert await leaving.ended() == 0
+                clients = [await HttpClient.connect(shared.getsockname()[1]) for _ in range(8)]
+                if leaving is routers[1]:
+                    routers[0].start(listening=shared)  # they wait for it in the socket that nobody closed
+                for client in clients:
+                    client.post(PATH, CHAT)
+                    assert (await client.response())[0] == 200
+                if leaving is routers[0]:
+                    client.get("/metrics")
+                    assert b'{model="qwen3",outcome="completed",router="router-2",status="200"} 8.0' in (await client.response())[2]
+        assert (stage.folder / "log" / "router-2.jsonl").exists()
 
     stage.play(scene)
 

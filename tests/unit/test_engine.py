@@ -292,6 +292,23 @@ def test_a_prompt_that_cannot_be_tokenized_fails_alone() -> None:
     idle(driver)
 
 
+def test_a_short_request_waits_for_one_long_prefill_at_most() -> None:
+    """Under a stream of prompts that cannot be cut, on the one lane of the baseline."""
+    tenants = (TenantConfig("long"), TenantConfig("short"))
+    driver = Driver(a_manifest(lanes=1, profiles=(1,), context=4_200), scheduler=a_scheduler((1,)), tenants=tenants).ready()
+    longs = [driver.submit(number, [number] * 4_100, 1, tenant="long") for number in range(1, 9)]
+    waits = []
+    for number in range(100, 112):
+        told = driver.submit(number, [1, 2, 3], 1, tenant="short")
+        start = driver.now
+        driver.until(lambda told=told: told.ended)
+        waits.append(driver.now - start)
+        driver.run(337 * MS)
+    one_long, tick = 4_100 * driver.board.token_ns, driver.board.step_ns
+    assert max(waits) <= one_long + tick
+    driver.until(lambda: all(one.ended for one in longs))
+
+
 def test_requests_wait_in_weighted_fair_order() -> None:
     tenants = (TenantConfig("default"), TenantConfig("a", weight=3.0), TenantConfig("b"))
     driver = Driver(a_manifest(lanes=1, profiles=(1,)), tenants=tenants).ready()
@@ -577,6 +594,29 @@ def test_a_fault_takes_the_other_bank_with_it() -> None:
     driver.until(lambda: driver.events_of(history.BOARD_STALE))
     assert [one.error for one in told] == ["model_recovering"] * 2
     assert driver.lanes(KvSequenceState.UNKNOWN) == 2 and not driver.board.leased
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        Fault(refuse=ReturnCode.INVALID_SHAPE), Fault(refuse=ReturnCode.OTHER), Fault(refuse=ReturnCode.DEVICE_UNAVAILABLE),
+        Fault(status=OutputStatus.CCU_EXCEPTION), Fault(bad_row=0), Fault(lose=ReturnCode.TIMEOUT, late_ns=1 * S),
+    ],
+    ids=["shape", "other", "unavailable", "ccu", "nan", "lost"],
+)  # fmt: skip
+@pytest.mark.parametrize("refused_first", [False, True])
+def test_a_second_fault_finds_the_generation_stopped_already(second: Fault, refused_first: bool) -> None:
+    scheduler = a_scheduler((1,), executor={"max_inflight": 2})
+    driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=scheduler).ready()
+    stops = Fault(refuse=ReturnCode.INVALID_SHAPE)
+    driver.faults = iter([stops, second] if refused_first else [second, stops])
+    told = [driver.submit(1), driver.submit(2)]
+    driver.until(lambda: all(one.ended for one in told))
+    driver.run(100 * S)
+    assert driver.exit is None and driver.state in ("FAILED", "RECOVERING")
+    report = driver.engine.report(driver.now)
+    assert (report.inflight, report.waiting, report.active) == (0, 0, 0)
+    assert not driver.board.leased and driver.engine.load().cost == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""Operators: what they ask for through the real verbs, until they are answered; and a night watch that looks after dead boards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from calculet_core.clock import MS, S
+from simulation.scenario import Act
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+CLI_NS = 300 * MS
+TIMEOUT_NS = 5 * S
+WATCH_NS = 5 * S
+PATIENCE_NS = 45 * S
+"""How long a board may look hopeless before it is restarted by hand."""
+BACK = {"drain": "resume", "stop": "start"}
+
+
+class Operators:
+    """They act one after the other."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self._timeline = world, world.timeline
+        self._hopeless_ns: dict[str, int] = {}
+        self.busy = 0
+        for act in world.scenario.acts:
+            self._timeline.after(act.at_ns, self._begin, act)
+        self._timeline.after(WATCH_NS, self._watch)
+
+    def _begin(self, act: Act) -> None:
+        world = self._world
+        if act.target >= len(world.boards):
+            return
+        board = world.boards[act.target]
+        self.ask(act.verb, board)
+        if act.verb in BACK:
+            self.busy += 1
+            self._timeline.after(act.back_after_ms * MS, self._back, BACK[act.verb], board)
+
+    def _back(self, verb: str, board: str) -> None:
+        self.busy -= 1
+        self.ask(verb, board)
+
+    def ask(self, verb: str, board: str) -> None:
+        """Until it was done or refused for good."""
+        self.busy += 1
+        self._ask(verb, board)
+
+    def _ask(self, verb: str, board: str) -> None:
+        supervisor = self._world.keeper.supervisor
+        if supervisor is None or not supervisor.serving or supervisor.stopped:
+            self._timeline.after(CLI_NS, self._ask, verb, board)
+            return
+        waiting = [True]
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            if not waiting[0]:
+                return
+            waiting[0] = False
+            self.busy -= 1
+            self._world.note(f"operator: {verb}", f"{board}: {answer or error!r}")
+            if error is None:
+                self._world.saw(f"operator: {verb}")
+                self._world.checker.acknowledged(board, answer["up"], answer["draining"])
+                if verb == "restart":
+                    self._world.checker.operator_restarted(board)
+            else:
+                self._world.saw("an act was refused")
+                self._world.checker.unanswered(board)
+                if verb in BACK.values():
+                    self.busy += 1
+                    self._timeline.after(2 * S, self._back, verb, board)
+
+        def expired() -> None:
+            if waiting[0]:
+                waiting[0] = False
+                self._world.saw("an act was not answered")
+                self._ask(verb, board)
+
+        self._world.checker.unanswered(board)
+        supervisor.call(supervisor.operate, verb, board, done)
+        self._timeline.after(TIMEOUT_NS, expired)
+
+    def _watch(self) -> None:
+        """What `calculet status` would make a person do."""
+        self._timeline.after(WATCH_NS, self._watch)
+        supervisor, now = self._world.keeper.supervisor, self._timeline.now
+        if supervisor is None or not supervisor.serving or supervisor.stopped:
+            return
+        for board in self._world.boards:
+            if self._looks_hopeless(supervisor, board):
+                since = self._hopeless_ns.setdefault(board, now)
+                if now - since >= PATIENCE_NS:
+                    del self._hopeless_ns[board]
+                    self._world.saw("the night watch restarted a board")
+                    self.ask("restart", board)
+            else:
+                self._hopeless_ns.pop(board, None)
+
+    def _looks_hopeless(self, supervisor: Any, board: str) -> bool:
+        """Condemned for something that only a person may overrule, or a failed load; a spent budget is left to the window."""
+        _, report = supervisor.outlook(board)
+        if report is None or report.state != "FAILED":
+            return False
+        return report.condemned is None or "resets" not in report.condemned

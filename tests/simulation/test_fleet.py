@@ -1,0 +1,83 @@
+"""The whole fleet in virtual time: rough minutes of many seeds, ordinary hours, and the same run again under another hash seed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, day, rough
+from simulation.search import Outcome, judge, search
+
+SEEDS = 200
+SOMETIMES = {
+    "a commit failed: the disk is full", "a report was ignored: not its worker", "a slow reader was dropped", "an act was refused",
+    "an action failed and is decided again", "an answer began again", "board fault: bad_numbers", "board fault: ccu_exception",
+    "board fault: device_busy", "board fault: device_unavailable", "board fault: invalid_dtype", "board fault: invalid_shape",
+    "board fault: other", "board fault: wait_timeout", "board reset", "burst", "call cancelled", "call completed",
+    "client got artifact_rejected", "client got bad_output", "client got deadline_exceeded", "client got model_recovering",
+    "client got no_ready_worker", "client got over_capacity", "client got shutting_down", "client got tenant_quota",
+    "client got worker_lost", "client tried again", "configure found the board busy", "fairness was judged", "golden failed",
+    "job lost", "lane lost", "messages were lost with a connection", "operator: drain", "operator: restart", "operator: resume",
+    "operator: start", "operator: stop", "resent: failed", "resent: message_lost", "resent: refused", "resent: silent",
+    "resent: unanswered", "resent: unsent", "resent: worker_lost", "reset denied", "reset granted", "router ignored: late",
+    "router saw a gap", "stale completion dropped", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
+    "worker could not send", "worker lost a router: lease", "worker replaced: it did not stop",
+    "worker replaced: jobs in flight and no step", "worker replaced: no heartbeat",
+}  # fmt: skip
+"""Recovery branches that the seeds must have run: a search proves nothing about a branch that never ran."""
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Outcome]:
+    """The rough runs, on two processes."""
+    return list(search([rough(seed) for seed in range(SEEDS)], 2))
+
+
+@pytest.mark.timeout(900)
+def test_rough_minutes_of_many_seeds_hold_every_promise(outcomes: list[Outcome]) -> None:
+    assert [f"seed {one.scenario.seed}: {one.worst()}" for one in outcomes if one.violations] == []
+    assert sum(one.requests for one in outcomes) > 20_000
+    assert sum(one.completed for one in outcomes) > 10_000
+
+
+@pytest.mark.timeout(900)
+def test_every_fault_fired_and_every_recovery_branch_ran(outcomes: list[Outcome]) -> None:
+    fired, sometimes = Counter[str](), Counter[str]()
+    for one in outcomes:
+        fired.update(one.fired)
+        sometimes.update(one.sometimes)
+    assert {*DEVICE_FAULTS, *HOST_FAULTS} - set(fired) == set()
+    assert SOMETIMES - set(sometimes) == set()
+
+
+@pytest.mark.timeout(900)
+def test_two_ordinary_hours_hold_every_promise() -> None:
+    outcome = judge(day(7, hours=2.0, boards=2, per_s=0.3))
+    assert outcome.worst() is None
+    assert outcome.completed > 0.95 * outcome.requests > 2_000
+
+
+def trace_of(seed: int, hash_seed: str) -> str:
+    script = f"from simulation.search import judge; from simulation.scenario import rough; print(judge(rough({seed}, 20.0)).trace_hash)"
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300).stdout
+
+
+def test_the_same_seed_gives_the_same_history_under_another_hash_seed() -> None:
+    first = trace_of(11, "0")
+    assert first == trace_of(11, "1") == judge(rough(11, 20.0)).trace_hash + "\n"
+    assert first != trace_of(12, "0")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_a_whole_day_holds_every_promise() -> None:
+    outcome = judge(day(7))
+    assert outcome.worst() is None
+    assert outcome.virtual_s >= 24 * 3600 and outcome.requests > 80_000

@@ -1,0 +1,271 @@
+"""The fleet and everything around it, put together from a scenario; `run` ends with a checked history.
+
+`saw` counts what happened at least once ("sometimes" assertions): a search proves nothing about a branch that never ran.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from builders_sim import a_sim_package
+
+from calculet_core import history, wire
+from calculet_core.clock import S
+from calculet_core.history import Event
+from simulation.checker import FleetChecker
+from simulation.clients import Clients
+from simulation.device import Hardware
+from simulation.disk import Disk
+from simulation.injector import Injector
+from simulation.keeper import Keeper
+from simulation.operators import Operators
+from simulation.scenario import ALIAS, Scenario
+from simulation.timeline import Timeline, stream
+
+if TYPE_CHECKING:
+    from simulation.processes import Process
+    from simulation.supervisor import SupervisorHost
+    from simulation.transport import Link
+    from simulation.worker import WorkerHost
+
+Tracer = Callable[[str, str, Any], None]
+QUIET_S = 900.0
+"""Liveness: everything has come to rest so long after the last fault. A half-open restart and a reset window are within it."""
+PROBE_S = 30.0
+GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker"}
+"""Faults after which messages of a worker may be missing: a broken connection, or a lease that lapsed meanwhile."""
+_NAMED = {
+    history.FLEET_RESET_GRANTED: "reset granted", history.FLEET_RESET_DENIED: "reset denied", history.FLEET_WORKER_ADOPTED: "worker adopted",
+    history.BOARD_STALE: "stale completion dropped", history.BOARD_LANE_LOST: "lane lost", history.BOARD_RESET: "board reset",
+}  # fmt: skip
+
+
+def _silent(where: str, what: str, detail: Any) -> None:
+    return None
+
+
+class World:
+    """Make one with a scenario, then `run`."""
+
+    def __init__(self, scenario: Scenario, tracer: Tracer = _silent) -> None:
+        self.scenario, self.settings, self.tracer = scenario, scenario.settings, tracer
+        self.timeline = Timeline()
+        self.alias = ALIAS
+        self.boards = [f"board{index}" for index in range(scenario.boards)]
+        self.package = a_sim_package(sizes=self.settings.batch_sizes, lanes=self.settings.lanes)
+        vocab_size = self.package.manifest.tokenizer.vocab_size
+        self.vocabulary = [bytes([byte]) for byte in range(256)] + [b""] * (vocab_size - 256)
+        self.alias_view = wire.AliasView(self.alias, self.package.digest, self.package.manifest.context, 0)
+        self.sometimes: Counter[str] = Counter()
+        self.faults_fired: Counter[str] = Counter()
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self.links: list[Link] = []
+        self.disk = Disk()
+        self.hardware = {board: Hardware(board, self.timeline) for board in self.boards}
+        self.armed: dict[str, list[Any]] = {}
+        self.checker = FleetChecker(self)
+        self.clients = Clients(self)
+        self.keeper = Keeper(self, scenario.routers)
+        self.operators = Operators(self)
+        self.injector = Injector(self)
+
+    # ---------------------------------------------------------------- running
+    def run(self) -> World:
+        """Everything the scenario has, then quiet until all has settled; the history is checked."""
+        self.keeper.begin()
+        self.clients.begin()
+        try:
+            self.timeline.run_until(self.timeline.now + int(self.scenario.seconds * S))
+            self._settle()
+            self.checker.finish()
+        finally:
+            for process in self.processes():
+                process.has_ended()
+                self._count_firings(process)
+            self.disk.close()
+        if self.checker.fair_looks:
+            self.sometimes["fairness was judged"] += self.checker.fair_looks
+        return self
+
+    def run_until_broken(self, rules: set[str], look_s: float = 1.0) -> set[str]:
+        """Stop as soon as one of the rules is broken; which were."""
+        self.keeper.begin()
+        self.clients.begin()
+        end = self.timeline.now + int(self.scenario.seconds * S)
+        try:
+            while self.timeline.now < end and not self.checker.rules() & rules:
+                self.timeline.run_until(min(end, self.timeline.now + int(look_s * S)))
+            if not self.checker.rules() & rules:
+                self._settle()
+                self.checker.finish()
+        finally:
+            for process in self.processes():
+                process.has_ended()
+            self.disk.close()
+        return self.checker.rules() & rules
+
+    def _settle(self) -> None:
+        self.clients.quiet = self.injector.quiet = True
+        self.armed.clear()
+        for process in self.processes():
+            process.forget_crash()
+        for worker in self.keeper.workers.values():
+            if worker.booted:
+                worker.plan.faults = []
+        self.timeline.run_until(max(self.timeline.now, self.injector.until_ns) + S)
+        end = self.timeline.now + int(QUIET_S * S)
+        while self.timeline.now < end and (left := self.unsettled()):
+            self.timeline.run_until(min(end, self.timeline.now + S))
+        if left := self.unsettled():
+            self.broken("liveness", f"not settled {QUIET_S:g} s after the last fault: {left[:8]}")
+        else:
+            self._probe()
+        self.timeline.run_until(self.timeline.now + 2 * S)
+
+    def _probe(self) -> None:
+        """Where boards serve, every ordinary request is served."""
+        ready = sum(worker.serves for worker in self.keeper.workers.values())
+        if not ready:
+            return
+        probes = self.clients.probe(2 * ready * self.scenario.routers)
+        end = self.timeline.now + int(PROBE_S * S)
+        while self.timeline.now < end and any(probe.outcome is None for probe in probes):
+            self.timeline.run_until(self.timeline.now + S // 4)
+        wrong = [f"{probe.request:x}: {probe.outcome} {probe.code}" for probe in probes if probe.outcome != "completed"]
+        if wrong:
+            self.broken("serves_again", f"{ready} boards are ready, and of {len(probes)} requests were not served: {wrong[:4]}")
+
+    def unsettled(self) -> list[str]:
+        """What has not come to rest, in words."""
+        left = self.clients.unsettled()
+        if self.operators.busy:
+            left.append(f"{self.operators.busy} operators' acts")
+        supervisor = self.keeper.supervisor
+        if supervisor is None or not supervisor.serving or supervisor.stopped:
+            return [*left, "supervisor"]
+        ready = sum(worker.serves for worker in self.keeper.workers.values())
+        for index in range(self.scenario.routers):
+            router = self.keeper.routers.get(f"router{index}")
+            if router is None or not router.listening or router.stopped:
+                left.append(f"router{index} is not up")
+            elif router.dispatcher.ready() != ready:
+                left.append(f"router{index} can use {router.dispatcher.ready()} boards of {ready}")
+        for board in self.boards:
+            if words := self._unsettled_board(board, supervisor):
+                left.append(f"{board}: {words}")
+        return left
+
+    def _unsettled_board(self, board: str, supervisor: SupervisorHost) -> str | None:
+        worker, wish = self.keeper.workers.get(board), supervisor.wish(board)
+        if worker is None:
+            return None if not wish.up else "no worker"
+        if not worker.booted or worker.stopped:
+            return "its worker starts" if not worker.booted else "its worker is stopped"
+        report = worker.engine.report(self.timeline.now)
+        if report.state == "FAILED" and report.condemned is not None and "resets" in report.condemned:
+            return None  # the window reopens in ten minutes
+        busy = {state: count for state, count in report.lanes.items() if count and state != "FREE"}
+        if report.state != "READY" or busy or report.waiting or report.inflight or not wish.up:
+            return f"{report.state} {busy} waiting={report.waiting} inflight={report.inflight} {report.condemned or ''}"
+        return None
+
+    # ---------------------------------------------------------------- what happens
+    def see(self, event: Event, source: Any) -> None:
+        """An event of the history: hashed, counted, checked."""
+        self._hash.update(self._encode(event))
+        if event.event == history.BOARD_JOB:
+            return
+        self.tracer(getattr(source, "name", ""), event.event, event)
+        if name := _NAMED.get(event.event):
+            self.sometimes[name] += 1
+        elif event.event == history.BOARD_FAULT:
+            self.sometimes[f"board fault: {event.data['kind']}"] += 1
+        elif event.event == history.BOARD_GOLDEN and not event.data["passed"]:
+            self.sometimes["golden failed"] += 1
+        elif event.event == history.FLEET_WORKER_EXITED and event.data.get("quarantined"):
+            self.sometimes["worker quarantined"] += 1
+        elif event.event == history.FLEET_WORKER_KILLED:
+            self.sometimes[f"worker replaced: {event.data['reason'].split(' within')[0]}"] += 1
+        self.checker.see(event, source)
+
+    def note(self, what: str, detail: str) -> None:
+        """Part of the trace, not of the product's history."""
+        self._hash.update(f"{self.timeline.now} {what} {detail}".encode())
+        self.tracer("", what, detail)
+
+    def saw(self, what: str) -> None:
+        """It happens."""
+        self.sometimes[what] += 1
+
+    def fired(self, kind: str) -> None:
+        """A fault really happened."""
+        self.faults_fired[kind] += 1
+
+    def broken(self, rule: str, message: str) -> None:
+        """A promise was broken."""
+        self.tracer("", "VIOLATION", f"{rule}: {message}")
+        self.checker.broken(rule, message)
+
+    def bug(self, process: Process, error: BaseException) -> None:
+        """A product's code raised."""
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        self.broken("no_bug", f"{process.name}: {type(error).__name__}: {error} ({where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno})")
+
+    def messages_lost(self, router: Process, board: str, expected: int, got: int) -> None:
+        """A gap in a worker's numbers: only a link or a process in trouble may explain it."""
+        if not GAPS & self.faults_fired.keys():
+            self.broken("no_lost_message", f"{router.name}: {board} sent {got} after {expected - 1}, and no link was in trouble")
+
+    @property
+    def trace_hash(self) -> str:
+        """Of everything that happened: equal for equal seeds."""
+        return self._hash.hexdigest()
+
+    # ---------------------------------------------------------------- who is where
+    def processes(self) -> list[Process]:
+        """All that live."""
+        keeper = self.keeper
+        supervisor = [keeper.supervisor] if keeper.supervisor is not None else []
+        return [*keeper.workers.values(), *keeper.routers.values(), *supervisor]
+
+    def rng(self, name: str) -> random.Random:
+        """An own source for each purpose."""
+        return stream(self.scenario.seed, name)
+
+    def find_supervisor(self) -> Process | None:
+        """Who listens at the supervisor's socket."""
+        supervisor = self.keeper.supervisor
+        return supervisor if supervisor is not None and supervisor.serving else None
+
+    def find_worker(self, board: str, epoch: int) -> WorkerHost | None:
+        """Who listens at the socket of that life."""
+        worker = self.keeper.workers.get(board)
+        return worker if worker is not None and worker.epoch == epoch and worker.booted else None
+
+    def clients_expected(self, request: int) -> list[int] | None:
+        """The reference answer."""
+        return self.clients.expected(request)
+
+    def worker_spawned(self, board: str, epoch: int) -> None:
+        """The keeper started a worker."""
+        self.note("worker spawned", f"{board} epoch {epoch}")
+
+    def worker_ended(self, worker: WorkerHost) -> None:
+        """Its faults that fired are counted, the others wait for its successor."""
+        self._count_firings(worker)
+        if worker.booted and worker.plan.faults and not self.injector.quiet:
+            self.armed.setdefault(worker.board, []).extend(worker.plan.faults)
+
+    def _count_firings(self, process: Process) -> None:
+        plan = getattr(process, "plan", None)
+        if plan is not None:
+            for firing in plan.firings:
+                self.faults_fired[firing.fault.__struct_config__.tag] += 1
+            plan.firings.clear()
