@@ -67,6 +67,11 @@ class TokenBucket:
         self._level -= amount
         return True
 
+    def level(self, now_ns: int) -> float:
+        """How much may be taken at once."""
+        self._refill(now_ns)
+        return self._level
+
     def wait_s(self, now_ns: int, amount: float = 1.0) -> float:
         """Seconds until `amount` will be there; 0 when it is."""
         self._refill(now_ns)

@@ -23,6 +23,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
 Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
 
+TrafficClass = Literal["latency", "throughput"]
+
 T = TypeVar("T")
 
 
@@ -64,6 +66,13 @@ class QueuesConfig(_Section, frozen=True):
     """Longest short prompt."""
     medium_prefill_max_tokens: PositiveInt = 4096
     """Longest medium prompt."""
+    # Additions.
+    min_share: Annotated[float, Meta(ge=0, le=0.25)] = 0.05
+    """Least share of the device's time of every class that has something to do, whatever the weights."""
+    short_prefill_fills_lanes: bool = False
+    """While short prompts wait, decode counts only for the part of a step that can be filled: lanes fill before steps run."""
+    max_long_prefills: PositiveInt | None = 2
+    """Long prompts that may hold a lane before their first token; others wait and hold up nobody. None: no limit."""
 
 
 class BatchConfig(_Section, frozen=True):
@@ -76,6 +85,14 @@ class BatchConfig(_Section, frozen=True):
     # Additions.
     tenant_lane_share: Share = 0.5
     """Most of a batch's lanes that one tenant may take while others wait."""
+    token_sla_ms: PositiveInt | None = None
+    """Longest time from a token to the next that a batching window may bring about. None: only deadlines end it."""
+    thresholds: dict[PositiveInt, PositiveInt] = {}
+    """Profile -> from how many ready sequences on it is used. Absent: one more than the next smaller profile holds."""
+    hysteresis_steps: Natural = 2
+    """Steps in a row that must ask for a smaller profile before it is taken."""
+    max_ready_wait_steps: PositiveInt = 2
+    """A sequence that has been ready for so many expected steps makes the step take a profile that holds all."""
 
 
 class ExecutorConfig(_Section, frozen=True):
@@ -94,6 +111,10 @@ class ExecutorConfig(_Section, frozen=True):
     """A job that runs this many times its expected duration, and at least `job_timeout_min_ms`, is timed out (rc 13)."""
     job_timeout_min_ms: PositiveInt = 5_000
     """Floor of a job's time limit."""
+    degrade_after_busy: PositiveInt = 3
+    """Refusals (rc 17) of a second job in a row after which jobs go one at a time."""
+    degrade_p99_factor: PositiveFloat = 1.8
+    """Two in flight end when the P99 of a step is so many times what it is alone: above it they gain less than a tenth."""
     max_prefill_tokens_per_job: PositiveInt = 512
     """Where the artifact proves that prompts may be cut, a job takes at most this many tokens."""
 
@@ -112,6 +133,8 @@ class FairnessConfig(_Section, frozen=True):
 
     cost_decode_weight: PositiveFloat = 1.0
     """What a requested output token costs, a prompt token being 1."""
+    starvation_after_ms: PositiveInt = 30_000
+    """A request that waited longer for its lane counts as starved."""
 
 
 class SchedulerConfig(_Section, frozen=True):
@@ -128,17 +151,35 @@ class SchedulerConfig(_Section, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------------ calculet-fleet/v1
+class TlsConfig(_Section, frozen=True):
+    """HTTPS with these PEM files, read again when they change; both or none."""
+
+    certificate: str | None = None
+    """The certificate, followed by its intermediates."""
+    key: str | None = None
+    """Its key, without a passphrase, that not everybody may read."""
+
+
 class RouterConfig(_Section, frozen=True):
     """The HTTP front: address, limits and time-outs. Sizes in bytes, times in the unit of the name."""
 
     listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
     """Address and port."""
-    max_connections: PositiveInt = 4096
-    """Above it a new connection gets 503 and is closed."""
+    max_connections: PositiveInt = 8192
+    """Above it the connections that have waited longest for their client's next word give way; when all are being answered a
+    new one gets 503 and is closed."""
+    max_connections_per_address: PositiveInt | None = None
+    """From one client address, above it 429; null: no limit (behind a proxy all have its address)."""
+    max_open_streams: PositiveInt = 4096
+    """Streamed answers that have not ended; above it 429."""
+    max_pipelined_requests: PositiveInt = 32
+    """Whole requests that may wait on one connection; reading pauses above it."""
     max_header_bytes: PositiveInt = 65_536
     """Above it 431."""
     max_body_bytes: PositiveInt = 16_777_216
     """Above it 413."""
+    max_buffered_body_bytes: PositiveInt = 268_435_456
+    """Bodies above 64 KiB that are being received, all together; above it the slowest get 429."""
     header_timeout_s: PositiveFloat = 20.0
     """From the first byte to the end of the headers."""
     body_timeout_s: PositiveFloat = 60.0
@@ -147,8 +188,16 @@ class RouterConfig(_Section, frozen=True):
     """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
     """Requests accepted and not ended; above it 429."""
-    max_output_buffer_bytes: PositiveInt = 1_048_576
-    """What a slow reader may leave unread before its request is cancelled."""
+    max_lookups: PositiveInt = 32
+    """Questions to `/tokenize` and `/detokenize` that are open; above it 429."""
+    lookup_timeout_ms: PositiveInt = 20_000
+    """A question without an answer by then is 503."""
+    max_output_buffer_bytes: PositiveInt = 262_144
+    """What a stream's reader may leave unread here before its request is cancelled; as much may wait unsent in the kernel."""
+    write_timeout_s: PositiveFloat = 60.0
+    """A client that takes nothing of a whole answer for so long, or acknowledges nothing, is cut off."""
+    tcp_keepalive_s: PositiveFloat = 60.0
+    """Silence after which a connection's peer is probed; three probes without an answer, a third of it apart, end it."""
     ping_interval_s: PositiveFloat = 10.0
     """Silence after which a stream gets its headers and a comment line."""
     accept_timeout_ms: PositiveInt = 3_000
@@ -161,6 +210,11 @@ class RouterConfig(_Section, frozen=True):
     """A worker link without any message for so long is suspect and gets no new requests."""
     drain_timeout_s: PositiveFloat = 30.0
     """How long streams may finish after SIGTERM."""
+    drain_idle_s: PositiveFloat = 1.0
+    """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
+    tls: TlsConfig = TlsConfig()
+    require_keys: bool = False
+    """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
 
 class BoardConfig(_Section, frozen=True):
@@ -173,6 +227,12 @@ class BoardConfig(_Section, frozen=True):
     """DRAM of the board; an artifact's reservation must fit."""
     options: dict[str, Any] = {}
     """Of the backend."""
+    pool: TrafficClass | None = None
+    """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
+    profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
+    """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
+    synchronous: bool = False
+    """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
 
 class ModelConfig(_Section, frozen=True):
@@ -199,6 +259,10 @@ class TenantConfig(_Section, frozen=True):
     """Prompt tokens waiting at once."""
     requests_per_s: PositiveFloat | None = None
     """Request rate; bursts of one second."""
+    models: tuple[Alias, ...] = ()
+    """Aliases that it may use; empty: all."""
+    traffic_class: TrafficClass | None = None
+    """Which pool of boards its requests prefer (scheduling §8). None: boards without a pool, then any."""
 
 
 class RestartConfig(_Section, frozen=True):
@@ -236,6 +300,46 @@ class SupervisionConfig(_Section, frozen=True):
     restart: RestartConfig = RestartConfig()
 
 
+class CanaryConfig(_Section, frozen=True):
+    """When a canary is good enough to go on, and when it goes back."""
+
+    hold_s: Annotated[float, Meta(ge=0)] = 60.0
+    """How long it must look well."""
+    min_requests: PositiveInt = 100
+    """Requests that green must have answered; also the fewest that a P99 is taken of."""
+    min_errors: PositiveInt = 3
+    """Fewer failures than that prove nothing."""
+    max_error_gap: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """How much larger green's share of failed requests may be than blue's."""
+    max_p99_ratio: Annotated[float, Meta(ge=1)] = 1.5
+    """How much larger green's P99 may be than blue's: time to the first token, and between tokens."""
+    min_p99_gap_ms: Annotated[float, Meta(ge=0)] = 20.0
+    """A smaller difference of P99 is nothing."""
+
+
+class RolloutConfig(_Section, frozen=True):
+    """Swaps of a model across boards (`calculet load`, `rollback`, `unload`)."""
+
+    drain_timeout_ms: PositiveInt = 120_000
+    """How long a board's running requests may take before it changes its model; then they fail, or are sent again."""
+    stall_timeout_s: PositiveFloat = 900.0
+    """A swap in which nothing has moved for so long goes back."""
+    canary: CanaryConfig = CanaryConfig()
+
+
+class RecallConfig(_Section, frozen=True):
+    """How boards are set aside and come back."""
+
+    breaker_share: Share = 0.5
+    """Share of boards that may go bad within `breaker_window_s`; then nothing automatic happens until an operator says so."""
+    breaker_window_s: PositiveFloat = 300.0
+    """Five minutes."""
+    probation_s: PositiveFloat = 600.0
+    """How long a board that came back must serve without a fault before it counts like the others."""
+    probation_weight: Share = 0.1
+    """Its share of work until then, others having 1."""
+
+
 class JournalConfig(_Section, frozen=True):
     """Each process appends events to its own size-capped file."""
 
@@ -243,6 +347,35 @@ class JournalConfig(_Section, frozen=True):
     """A file above it is rotated."""
     keep: Natural = 3
     """Older files to keep."""
+
+
+class UsageConfig(_Section, frozen=True):
+    """Records of what tenants used: `STATE_DIR/usage/usage-DATE.jsonl`, one line for each request."""
+
+    keep_days: PositiveInt = 400
+    """Files of older days are removed."""
+    sync_interval_ms: PositiveInt = 1_000
+    """Synced to disk at most so often; a power cut loses what came since."""
+
+
+class TraceConfig(_Section, frozen=True):
+    """Traces for measuring (acceptance §2.3); off in production."""
+
+    steps: bool = False
+    """Workers write one line for each sequence's part of each device job to `trace/steps-BOARD.jsonl` in `log_dir`."""
+    max_bytes: PositiveInt = 268_435_456
+    """A file above it is rotated."""
+    keep: Natural = 3
+    """Older files to keep."""
+
+
+class CrashConfig(_Section, frozen=True):
+    """What is kept of workers' crashes, in `crashes` of the log folder."""
+
+    keep: Natural = 20
+    """Bundles to keep; the oldest go. 0: none are made."""
+    max_bytes: PositiveInt = 1_048_576
+    """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
 
 
 class FleetConfig(_Section, frozen=True):
@@ -263,7 +396,12 @@ class FleetConfig(_Section, frozen=True):
     tenants: tuple[TenantConfig, ...] = (TenantConfig(name="default"),)
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    recall: RecallConfig = RecallConfig()
     journal: JournalConfig = JournalConfig()
+    crashes: CrashConfig = CrashConfig()
+    usage: UsageConfig = UsageConfig()
+    trace: TraceConfig = TraceConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 
@@ -286,6 +424,14 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    if (config.router.tls.certificate is None) != (config.router.tls.key is None):
+        raise ConfigError(f"{source}: $.router.tls: certificate and key belong together")
+    aliases = {model.alias for model in config.models}
+    for index, tenant in enumerate(config.tenants):
+        for place, alias in enumerate(tenant.models):
+            if alias not in aliases:
+                where, known = f"{source}: $.tenants[{index}].models[{place}]", ", ".join(sorted(aliases))
+                raise ConfigError(f"{where}: no model has the alias {alias!r} (aliases: {known})")
     names = {board.name for board in config.boards}
     owner: dict[str, str] = {}
     for index, model in enumerate(config.models):
@@ -322,9 +468,23 @@ def parse_scheduler(data: bytes, source: str) -> SchedulerConfig:
         raise ConfigError(f"{source}: $.queues.medium_prefill_max_tokens: must be above short_prefill_max_tokens")
     if len(set(config.batch.profiles)) != len(config.batch.profiles):
         raise ConfigError(f"{source}: $.batch.profiles: the same profile twice")
+    _check_thresholds(config.batch, source)
     if config.admission.deadline_default_ms > config.admission.deadline_max_ms:
         raise ConfigError(f"{source}: $.admission.deadline_default_ms: above deadline_max_ms")
     return config
+
+
+def _check_thresholds(batch: BatchConfig, source: str) -> None:
+    last = 0
+    for profile, ready in sorted(batch.thresholds.items()):
+        where = f"{source}: $.batch.thresholds[{profile}]"
+        if profile not in batch.profiles:
+            raise ConfigError(f"{where}: B{profile} is not among $.batch.profiles")
+        if ready > profile:
+            raise ConfigError(f"{where}: {ready} ready sequences do not fit B{profile}")
+        if ready <= last:
+            raise ConfigError(f"{where}: must be above the smaller profile's {last}")
+        last = ready
 
 
 def check_profiles(config: SchedulerConfig, proven: tuple[int, ...], digest: str, source: str) -> None:

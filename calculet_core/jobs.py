@@ -83,6 +83,8 @@ class JobTimings:
     h2d_ns: int | None = None
     wait_ns: int | None = None
     d2h_ns: int | None = None
+    started_ns: int | None = None
+    """When computing began, on the host's CLOCK_MONOTONIC; with `wait_ns` the device's own trace, which alone proves overlap."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,50 +1,63 @@
-"""`calculet-perf`: judges what happened. `history check` reads the journals of a fleet's processes and says which promises were
-broken; the rules are `calculet_core.history`'s, the same that tests use."""
+"""`calculet-perf`: measures, breaks and judges OpenAI-compatible servers. Each verb is a file in `commands/`; what is heavy is
+imported by the verb that needs it.
+
+Exit codes are the specification's (acceptance §15): a crash or an interruption of this program is 3, never Python's 1, because 1
+says that the *product* is wrong.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
+import traceback
+from typing import Any
 
 import click
 
-JOURNAL = click.Path(path_type=Path, exists=True, dir_okay=False)
+from calculet_perf.commands import COMMANDS
+from calculet_perf.commands.common import Exit
+from calculet_perf.manifest import ManifestError
+from calculet_perf.records import RecordError
+from calculet_perf.shell.run_dir import RunDirError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Verbs(click.Group):
+    """A group that ends with the specification's exit codes, whatever happens."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; input that is wrong is 2, what nobody expected is 3."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (ManifestError, RecordError, RunDirError) as error:
+            click.echo(f"calculet-perf: {error}", err=True)
+            sys.exit(Exit.INVALID)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("calculet-perf: interrupted; a run goes on with --resume", err=True)
+            sys.exit(Exit.INFRASTRUCTURE)
+        except BrokenPipeError:
+            # Whoever read our output has gone; nothing more can be said to them, and Python must not try at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(Exit.INFRASTRUCTURE)
+        except Exception:
+            traceback.print_exc()
+            click.echo("calculet-perf: this is a fault of calculet-perf, not a verdict on the server", err=True)
+            sys.exit(Exit.INFRASTRUCTURE)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="calculet", prog_name="calculet-perf")
 def main() -> None:
-    """Proves what a fleet did."""
+    """Measures a server, breaks it, and says what it proved.
 
-
-@main.group()
-def history() -> None:
-    """What happened, from journals."""
-
-
-@history.command()
-@click.argument("journals", nargs=-1, required=True, type=JOURNAL)
-@click.option("--resets", type=click.IntRange(min=0), help="Most resets of a board in ten minutes; else not checked.")
-@click.option("--restarts", type=click.IntRange(min=0), help="Most automatic restarts of a board in a minute; else not checked.")
-@click.option("--running", is_flag=True, help="The fleet still runs: requests need not have ended.")
-def check(journals: tuple[Path, ...], resets: int | None, restarts: int | None, running: bool) -> None:
-    """Check JOURNALS (NAME.jsonl, with their rotated files) together: one terminal per request, no token after it, no leak, ...
-
-    Exit codes: 0 every promise was kept, 1 one was broken, 2 wrong usage.
+    Exit codes: 0 pass, 1 correctness or reliability failed, 2 artifact, configuration or usage wrong, 3 the measurement is invalid
+    (clock, network, a crash of this program), 4 slower than allowed.
     """
-    from calculet_core.history import Budgets, Checker
-    from calculet_core.shell.journal import read_journal
 
-    events = sorted((event for path in journals for event in read_journal(path)), key=lambda event: event.t)
-    checker = Checker(Budgets(resets=resets, restarts=restarts), require_done=not running)
-    for event in events:
-        checker.see(event)
-    violations = checker.finish()
-    for violation in violations:
-        click.echo(f"{violation.at_ns / 1e9:.6f} {violation.rule}: {violation.message}")
-    requests = checker.counts["request.accepted"]
-    click.echo(f"{len(events)} events, {requests} requests, {len(violations)} broken promises", err=True)
-    sys.exit(1 if violations else 0)
+
+for command in COMMANDS:
+    main.add_command(command)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import uvloop
 from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.logs import set_up_logs
 from calculet_router.shell.app import serve
+from calculet_router.shell.telemetry import FIRST
 
 
 @click.group()
@@ -22,12 +23,13 @@ def main() -> None:
 
 @main.command()
 @click.option("--config", required=True, type=click.Path(path_type=Path), help="A calculet-fleet/v1 file.")
-def run(config: Path) -> None:
+@click.option("--name", default=FIRST, show_default=True, help="Of its journal and metrics, when several routers share the fleet.")
+def run(config: Path, name: str) -> None:
     """Serve HTTP until SIGTERM. Exit codes: 0 commanded, 78 configuration, 70 bug."""
-    set_up_logs("router")
+    set_up_logs(name)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(serve(config))
+            code = runner.run(serve(config, name))
     except ConfigError as error:
         click.echo(f"calculet-router: {error}", err=True)
         sys.exit(ExitCode.CONFIG)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from calculet_core.config import TenantConfig
 from calculet_core.errors import CalculetError
 from calculet_core.requests import Prompt, SamplingParams
 from calculet_core.wire import AliasView
 from calculet_router.actions import Ticket
 from calculet_router.openai import Call
+from calculet_router.tenants import Identity
 
 if TYPE_CHECKING:
     from calculet_router.fleet import Worker
@@ -52,11 +52,15 @@ class Ongoing(msgspec.Struct, eq=False):
     call: Call
     ticket: Ticket
     alias: AliasView
-    tenant: TenantConfig
+    identity: Identity
     accepted_ns: int
     deadline_ns: int
     deadline_asked: bool
     left: int
     """Choices that have not ended."""
     first_ns: int | None = None
+    moves: int = 0
+    """How often it had to leave an artifact that no worker serves any more, before anything was written."""
     flights: list[Flight] = []
+    label: str | None = None
+    """The client's own request id."""

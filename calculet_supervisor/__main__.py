@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import click
 from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
-from calculet_core.shell.logs import set_up_logs
+from calculet_core.shell.logs import keep_copy, set_up_logs
 from calculet_supervisor.shell.app import serve
+from calculet_supervisor.shell.reloading import BornAgain, become_new
 
 
 @click.group()
@@ -24,11 +26,16 @@ def main() -> None:
 @main.command()
 @click.option("--config", required=True, type=click.Path(path_type=Path), help="A calculet-fleet/v1 file.")
 def run(config: Path) -> None:
-    """Supervise until SIGTERM; workers live on. Exit codes: 0 commanded, 1 another one runs, 70 bug, 78 configuration."""
+    """Supervise until SIGTERM; workers live on. SIGHUP reads the configuration again.
+
+    Exit codes: 0 commanded, 1 another one runs, 70 bug, 78 configuration.
+    """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be served: by default it would end the process
     set_up_logs("supervisor")
     try:
         fleet = load_fleet(config)
         make_folders(fleet)
+        keep_copy("supervisor", fleet.log("supervisor"))
         code = asyncio.run(serve(fleet))
     except ConfigError as error:
         click.echo(f"calculet-supervisor: {error}", err=True)
@@ -36,6 +43,8 @@ def run(config: Path) -> None:
     except LockHeld as error:
         click.echo(f"calculet-supervisor: this fleet has a supervisor already: {error}", err=True)
         sys.exit(ExitCode.FAILURE)
+    except BornAgain:
+        become_new()
     except Exception:
         logging.getLogger("calculet.supervisor").exception("the supervisor failed")
         sys.exit(ExitCode.BUG)

@@ -10,20 +10,25 @@ from pathlib import Path
 
 import click
 
-BUILD_COMMANDS = "calculet_worker.commands.build_package"
+COMMANDS = "calculet_worker.commands"
 
 
 class _Group(click.Group):
     """Finds the commands on packages in a module of their own, so that `run` does not load what it never needs."""
 
-    lazy = {"build-package": "build_package_command", "keygen": "keygen_command"}
+    lazy = {
+        "build-package": ("build_package", "build_package_command"),
+        "keygen": ("build_package", "keygen_command"),
+        "prove": ("prove", "prove_command"),
+    }
 
     def list_commands(self, context: click.Context) -> list[str]:
         return sorted({*super().list_commands(context), *self.lazy})
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name in self.lazy:
-            command: click.Command = getattr(importlib.import_module(BUILD_COMMANDS), self.lazy[name])
+            module, attribute = self.lazy[name]
+            command: click.Command = getattr(importlib.import_module(f"{COMMANDS}.{module}"), attribute)
             return command
         return super().get_command(context, name)
 
@@ -42,16 +47,19 @@ def run(config: Path, board_name: str) -> None:
     Exit codes: 0 commanded, 70 a bug, 75 the board is unavailable, 78 the configuration is wrong.
     """
     from calculet_core.shell.fleet import load_fleet, make_folders
-    from calculet_core.shell.logs import set_up_logs
+    from calculet_core.shell.logs import keep_copy, set_up_logs
+    from calculet_core.shell.stacks import ignore_dumps
     from calculet_worker.shell.app import exit_code_of, serve
     from calculet_worker.shell.loading import check_configuration
 
+    ignore_dumps()
     set_up_logs(f"worker-{board_name}")
     try:
         fleet = load_fleet(config)
         board = fleet.board(board_name)
         check_configuration(fleet, board)
         make_folders(fleet)
+        keep_copy(f"worker-{board_name}", fleet.log(f"worker-{board_name}"))
         code, reason = serve(fleet, board)
         logging.info("ends with code %d: %s", code, reason)
     except Exception as error:

@@ -8,7 +8,7 @@ from typing import Any
 from calculet_core import wire
 from calculet_core.history import Event
 from calculet_core.ids import WireKey
-from calculet_core.jobs import Completion, EngineBank, Job
+from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings
 from calculet_core.requests import Prompt
 
 
@@ -38,10 +38,11 @@ class ReleaseLane:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Off the actor's path; answer `Tokenized` or `TokenizingFailed`."""
+    """Off the actor's path unless it is short; answer `Tokenized` or `TokenizingFailed`. `size`: bytes of the prompt's texts."""
 
     key: WireKey
     prompt: Prompt
+    size: int
 
 
 @dataclass(slots=True)
@@ -99,6 +100,40 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class TracedRow:
+    """One sequence's part of a job. Times in nanoseconds of the host's CLOCK_MONOTONIC."""
+
+    key: WireKey
+    seq_id: int
+    step: int
+    accepted_ns: int
+    admitted_ns: int
+    ready_ns: int
+    kv_before: int
+    kv_after: int
+    draws: bool
+    """The step draws a token for it: not a prompt's part that others follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSteps:
+    """For the step trace; only while it is on."""
+
+    job_id: int
+    generation: int
+    kind: JobKind
+    engine: EngineBank
+    status: str
+    timings: JobTimings
+    compiled: int
+    built_ns: int
+    wait_done_ns: int
+    logits_ready_ns: int
+    sampling_ns: int | None
+    rows: list[TracedRow]
+
+
+@dataclass(frozen=True, slots=True)
 class Exit:
     """End the process with this code."""
 
@@ -108,5 +143,5 @@ class Exit:
 
 Action = (
     SubmitJob | GiveBack | ReleaseLane | Tokenize | ToRouter | VerifyPackage | ConfigureDevice | UnconfigureDevice
-    | ResetDevice | Announce | Record | Exit
+    | ResetDevice | Announce | Record | TraceSteps | Exit
 )  # fmt: skip

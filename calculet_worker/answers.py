@@ -7,7 +7,7 @@ where a stop string may end the answer: there text decides whether the sequence 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,8 +124,18 @@ class Outbox:
 class Answers:
     """The answers of one generation, by sequence id. Internal sequences have none: their tokens are plain argmaxes."""
 
-    def __init__(self, outbox: Outbox, vocabulary: Sequence[bytes], eos_token_ids: tuple[int, ...], seed: int) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        vocabulary: Sequence[bytes],
+        eos_token_ids: tuple[int, ...],
+        seed: int,
+        stopwatch: Callable[[], int] | None = None,
+    ) -> None:
         self._outbox, self._vocabulary, self._eos, self._seed = outbox, vocabulary, eos_token_ids, seed
+        self._stopwatch = stopwatch
+        self.sampling_ns: int | None = None
+        """How long the last job's drawing took; measured only with a stopwatch."""
         self._by_seq: dict[int, Answer] = {}
 
     def open(self, seq: SequenceState) -> None:
@@ -139,6 +149,14 @@ class Answers:
 
     def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
         """The next token of each row; those of sequences that are ending anyway mean nothing."""
+        if self._stopwatch is None:
+            return self._draw(sequences, logits)
+        start_ns = self._stopwatch()
+        tokens = self._draw(sequences, logits)
+        self.sampling_ns = self._stopwatch() - start_ns
+        return tokens
+
+    def _draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
         get = self._by_seq.get
         answers = [get(seq.seq_id) for seq in sequences]
         plain = [answer is None or answer.sampler.plain_greedy for answer in answers]

@@ -71,7 +71,7 @@ class Attempts:
         self.deadlines.add(seq)
         self._tokenizing[key] = size
         self._tokenizing_bytes += size
-        out.append(Tokenize(key, message.prompt))
+        out.append(Tokenize(key, message.prompt, size))
 
     def _stale(self, message: wire.Submit) -> CalculetError | None:
         """What the router's view says must be what is here (architecture: identity)."""
@@ -104,7 +104,12 @@ class Attempts:
         count = len(ids)
         id_range = (int(ids.min()), int(ids.max())) if count else (0, 0)
         decision = serving.admission.decide(
-            count, seq.request.max_new_tokens, id_range, lambda size: serving.queue_state(tenant, count, size), now_ns
+            count,
+            seq.request.max_new_tokens,
+            id_range,
+            lambda size: serving.queue_state(tenant, count, size),
+            seq.deadline_ns,
+            now_ns,
         )
         if isinstance(decision, Admit | Queue):
             serving.wait(seq, ids, decision.max_new_tokens)
@@ -151,7 +156,7 @@ class Attempts:
             serving.cancel_came(seq, now_ns)
         if outcome is Cancelled.NOW:
             self._was_cancelled(seq, now_ns, out)
-            self._let_go(seq, state, True, out)
+            self._let_go(seq, state, True, now_ns, out)
 
     def drained(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
         """The job of a sequence that was cancelled, or had failed, while it ran came home."""
@@ -159,8 +164,8 @@ class Attempts:
         if not seq.terminal:
             self.registry.drained(seq)
             self._was_cancelled(seq, now_ns, out)
-            self.serving.fair.ended(seq.tenant)
-        self.serving.release(seq, out)
+            self.serving.fair.ended(seq)
+        self.serving.release(seq, now_ns, out)
 
     def _was_cancelled(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
         self.cancelled += 1
@@ -173,7 +178,7 @@ class Attempts:
             if seq.cancelled:
                 continue
             if seq.state in _WAITING and serving is not None:
-                self.fail(seq, serving.admission.expired(len(serving.fair), now_ns), now_ns, out)
+                self.fail(seq, serving.admission.expired(len(serving.fair), now_ns), now_ns, out, timed_out=True)
             else:
                 message = f"the deadline passed after {seq.generated_tokens} of at most {seq.max_new_tokens} tokens"
                 self.fail(seq, DeadlineExceeded(message), now_ns, out)
@@ -184,8 +189,8 @@ class Attempts:
         serving = self.serving
         assert serving is not None
         self.registry.finish(seq)
-        serving.fair.ended(seq.tenant)
-        serving.release(seq, out)
+        serving.fair.ended(seq)
+        serving.release(seq, now_ns, out)
         if seq.request.router == INTERNAL:
             self._internal_ended(seq, None)
             return
@@ -193,8 +198,16 @@ class Attempts:
         self.completed += 1
         self._record_end(seq, {"outcome": "completed", "finish": reason.value}, now_ns, out)
 
-    def fail(self, seq: SequenceState, error: CalculetError, now_ns: int, out: list[Action], release: bool = True) -> None:
-        """The client's terminal is an error. `release` False: its lane is lost, not free."""
+    def fail(
+        self,
+        seq: SequenceState,
+        error: CalculetError,
+        now_ns: int,
+        out: list[Action],
+        release: bool = True,
+        timed_out: bool = False,
+    ) -> None:
+        """The client's terminal is an error. `release` False: its lane is lost, not free. `timed_out`: it never had one."""
         state, serving = seq.state, self.serving
         self.registry.fail(seq)
         if seq.request.router == INTERNAL:
@@ -206,8 +219,9 @@ class Attempts:
             else:
                 serving.answers.fail(seq, error, now_ns)
             outcome = "refused" if state is RequestState.NEW else "failed"
-            self._record_end(seq, {"outcome": outcome, "code": error.code}, now_ns, out)
-        self._let_go(seq, state, release, out)
+            data = {"outcome": outcome, "code": error.code} | ({"timed_out": True} if timed_out else {})
+            self._record_end(seq, data, now_ns, out)
+        self._let_go(seq, state, release, now_ns, out)
 
     def fail_all(self, sequences: Iterable[SequenceState], error: CalculetError, now_ns: int, out: list[Action]) -> None:
         """The same error for many."""
@@ -223,14 +237,14 @@ class Attempts:
         serving = self.serving
         return not len(self.registry) and (serving is None or (not len(serving.inflight) and not serving.kv.busy_lanes))
 
-    def _let_go(self, seq: SequenceState, state: RequestState, release: bool, out: list[Action]) -> None:
+    def _let_go(self, seq: SequenceState, state: RequestState, release: bool, now_ns: int, out: list[Action]) -> None:
         serving = self.serving
         if serving is None:
             return
         if seq.hardware_lane is not None:
-            serving.fair.ended(seq.tenant)
+            serving.fair.ended(seq)
         if serving.leave(seq, state) and release:
-            serving.release(seq, out)
+            serving.release(seq, now_ns, out)
 
     def _record_end(self, seq: SequenceState, data: dict[str, Any], now_ns: int, out: list[Action]) -> None:
         self.tokens += seq.generated_tokens

@@ -18,6 +18,7 @@ from calculet_core.states.model_generation import ModelState
 from calculet_worker.actions import Action, Announce, Exit
 from calculet_worker.attempts import Attempts
 from calculet_worker.generation import Lifecycle
+from calculet_worker.jobs.pingpong import PingPong
 
 
 @dataclass(slots=True)
@@ -36,8 +37,8 @@ class Leaving:
 class Control:
     """What the supervisor last asked, and what came of it."""
 
-    def __init__(self, life: Lifecycle, attempts: Attempts) -> None:
-        self._life, self._attempts = life, attempts
+    def __init__(self, life: Lifecycle, attempts: Attempts, pingpong: PingPong) -> None:
+        self._life, self._attempts, self._pingpong = life, attempts, pingpong
         self.command_seq = 0
         self._error: str | None = None
         self.leaving: Leaving | None = None
@@ -47,6 +48,7 @@ class Control:
             wire.UnloadModel: self._unload,
             wire.DrainBoard: self._drain,
             wire.ResumeBoard: self._resume,
+            wire.SetPingPong: self._set_pingpong,
             wire.GrantReset: self._grant,
             wire.DenyReset: self._life.deny,
             wire.StopWorker: self._stop,
@@ -110,6 +112,12 @@ class Control:
 
     def _resume(self, command: wire.ResumeBoard, now_ns: int, out: list[Action]) -> str | None:
         self._life.draining = False
+        return None
+
+    def _set_pingpong(self, command: wire.SetPingPong, now_ns: int, out: list[Action]) -> str | None:
+        if not self._pingpong.wanted:
+            return "executor.max_inflight is 1: there is no second job to allow or forbid"
+        self._pingpong.set(command.allowed)
         return None
 
     def _grant(self, command: wire.GrantReset, now_ns: int, out: list[Action]) -> str | None:

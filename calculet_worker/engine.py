@@ -20,7 +20,7 @@ from calculet_core.jobs import Completion, ReturnCode
 from calculet_core.requests import SequenceState
 from calculet_core.states.model_generation import ModelState
 from calculet_worker import events, views
-from calculet_worker.actions import Action, GiveBack
+from calculet_worker.actions import Action, Announce, GiveBack, TraceSteps
 from calculet_worker.answers import Outbox
 from calculet_worker.attempts import Attempts
 from calculet_worker.control import Control
@@ -30,6 +30,7 @@ from calculet_worker.golden import Trial, golden_stage, internal_request, prompt
 from calculet_worker.jobs.completion import Faulty, Stale, judge
 from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import InflightJob
+from calculet_worker.jobs.pingpong import Degraded, PingPong
 from calculet_worker.jobs.recovery import RecoveryPlan, plan_for, plan_for_failed_golden
 from calculet_worker.records import Recorder
 from calculet_worker.scheduling.admission import RejectInvalid
@@ -41,7 +42,10 @@ Actions = list[Action]
 
 
 class Engine:
-    """`limits` are the device's, `dram_bytes` the board's; `fleet_recovery` holds where the alias's scheduler says nothing else."""
+    """`limits` are the device's, `dram_bytes` the board's; `fleet_recovery` holds where the alias's scheduler says nothing else.
+
+    With a `stopwatch` (nanoseconds of CLOCK_MONOTONIC) steps are traced.
+    """
 
     def __init__(
         self,
@@ -54,14 +58,17 @@ class Engine:
         seed: int,
         tenants: tuple[TenantConfig, ...],
         dram_bytes: int,
+        stopwatch: Callable[[], int] | None = None,
     ) -> None:
         self.board, self.epoch, self.pid, self.endpoint, self.limits = board, epoch, pid, endpoint, limits
         self._recorder = Recorder(board, epoch)
         self._outbox = Outbox()
         self.life = Lifecycle(self._recorder, dram_bytes, fleet_recovery)
         self.attempts = Attempts(epoch, self.life, self._recorder, self._outbox, self._internal_ended)
-        self.control = Control(self.life, self.attempts)
-        self._lasting = Lasting(limits, tenants, self.attempts.registry, self._outbox, self._recorder, seed)
+        self.pingpong = PingPong()
+        self.control = Control(self.life, self.attempts, self.pingpong)
+        registry = self.attempts.registry
+        self._lasting = Lasting(limits, tenants, registry, self._outbox, self._recorder, self.pingpong, stopwatch, seed)
         self.trial: Trial | None = None
         """Golden or warm-up that runs."""
         self.steps = 0
@@ -69,6 +76,8 @@ class Engine:
         self._last_job = self._last_internal = 0
         self._measured: tuple[str, Durations] | None = None
         """Digest of an artifact, and how long its jobs take: the same after a reset."""
+        self._traces: list[TraceSteps] = []
+        """Written after the next job has gone out."""
         self._busy_tries = 0
         self._busy_until_ns: int | None = None
         self._idle = True
@@ -88,6 +97,7 @@ class Engine:
             events.DeviceConfigured: self._device_configured,
             events.DeviceUnconfigured: self._device_unconfigured,
             events.DeviceReset: self._device_reset,
+            events.CountersRead: self._counters_read,
             events.TimeCame: lambda e, now, out: None,
         }
 
@@ -124,6 +134,12 @@ class Engine:
         return views.gauges_of(self, now_ns)
 
     @property
+    def free_lanes(self) -> int | None:
+        """Lanes that our accounting would give away now; None while the board does not serve."""
+        serving = self.serving
+        return serving.kv.free_lanes if serving is not None and self.life.state is ModelState.READY else None
+
+    @property
     def serving(self) -> Serving | None:
         """The present generation's machinery."""
         return self.attempts.serving
@@ -144,7 +160,12 @@ class Engine:
                 serving.admit(self.trial is not None, now_ns, out)
                 submitted = self._busy_until_ns is None and self._submit_jobs(serving, now_ns, out)
         self._note_idle(now_ns)
+        if (changed := self.pingpong.changed()) is not None:
+            self._note_pingpong(*changed, now_ns, out)
         self._recorder.flush(out)
+        if self._traces:
+            out += self._traces
+            self._traces.clear()
         if not submitted:
             self._outbox.flush(out)
         self.control.advance(now_ns, out)
@@ -170,6 +191,12 @@ class Engine:
         data = {"lanes_busy": kv.busy_lanes, "kv_reserved": kv.reserved_tokens, "leases": serving.buffers.leased}
         self._recorder.of_board(history.BOARD_IDLE, now_ns, serving.generation, data)
 
+    def _note_pingpong(self, reason: Degraded | None, detail: str, now_ns: int, out: Actions) -> None:
+        limit = self.serving.inflight.limit if self.serving else 1
+        data = {"limit": limit, "reason": reason.value if reason else None, "detail": detail}
+        self._recorder.of_board(history.BOARD_PINGPONG, now_ns, self.life.generation, data)
+        out.append(Announce())
+
     # ---------------------------------------------------------------- requests
     def _request_arrived(self, event: events.RequestArrived, now_ns: int, out: Actions) -> None:
         self.attempts.arrived(event, self.control.refusal(), now_ns, out)
@@ -180,7 +207,9 @@ class Engine:
         entry = serving.inflight.get(event.job_id) if serving else None
         if serving is not None and entry is not None:
             self._busy_tries = 0
-            serving.submitted(entry)
+            if len(serving.inflight) > 1:
+                self.pingpong.took_second()
+            serving.submitted(entry, event.engine)
 
     def _job_refused(self, event: events.JobRefused, now_ns: int, out: Actions) -> None:
         serving = self.serving
@@ -195,7 +224,7 @@ class Engine:
             else:
                 self.attempts.drained(seq, now_ns, out)
         kind = fault_of_code(event.rc)
-        self._job_record(entry, f"refused_{kind.value}", 0, now_ns, out)
+        self._job_record(entry, f"refused_{kind.value}", 0, now_ns, out, rc=event.rc)
         if FAULT_POLICY[kind].response is Response.BACK_OFF:
             self._back_off(serving, waiting, now_ns, out)
         else:
@@ -205,7 +234,7 @@ class Engine:
         """rc 17: a bounded number of pauses that double; never a reset."""
         executor = serving.config.executor
         if len(serving.inflight):
-            serving.inflight.degrade()
+            self.pingpong.refused_second()
         self._busy_tries += 1
         if self._busy_tries > executor.busy_max_tries:
             tries, self._busy_tries = self._busy_tries, 0
@@ -222,13 +251,20 @@ class Engine:
             return
         self.steps += 1
         serving.inflight.pop(completion.job_id)
+        if entry.engine is not None and completion.engine is not entry.engine:
+            engines = f"taken by {entry.engine.name}, its output came from {completion.engine.name}"
+            self.pingpong.other_engine(f"job {completion.job_id} was {engines}")
         spent_ns = serving.account(entry, completion, now_ns)
+        if entry.traced and isinstance(verdict, Faulty):
+            self._trace(entry, event, None, now_ns, out)
         if isinstance(verdict, Faulty):
             self._faulty_output(serving, entry, completion, verdict, now_ns, out)
             return
         commit = serving.commit_decode if entry.turn is Turn.DECODE else serving.commit_prefill
         ended = commit(entry, verdict.logits, spent_ns, now_ns)
         self._give_back(serving, completion, out)
+        if entry.traced:
+            self._trace(entry, event, serving.answers.sampling_ns, now_ns, out)
         if entry.prefill_last and entry.sequences[0].generated_tokens:
             self._recorder.of_attempt(history.ATTEMPT_TOKENS, now_ns, entry.sequences[0], {"n": 1})
         for seq, reason in ended:
@@ -236,7 +272,7 @@ class Engine:
                 self.attempts.drained(seq, now_ns, out)
             else:
                 self.attempts.finish(seq, reason, now_ns, out)
-        self._job_record(entry, "ok", spent_ns, now_ns, out)
+        self._job_record(entry, "ok", spent_ns, now_ns, out, completion)
 
     def _faulty_output(
         self, serving: Serving, entry: InflightJob, completion: Completion, verdict: Faulty, now_ns: int, out: Actions
@@ -260,7 +296,7 @@ class Engine:
                 self.attempts.drained(seq, now_ns, out)
             else:
                 self.attempts.fail(seq, plan.error(), now_ns, out)
-                serving.release(seq, out)
+                serving.release(seq, now_ns, out)
         if self.trial is None and self.life.state in (ModelState.READY, ModelState.DRAINING) and self.life.package is not None:
             self.trial = Trial([golden_stage(self.life.package.golden, serving.profiles[:1])])
 
@@ -289,13 +325,39 @@ class Engine:
         out.append(GiveBack(completion))
         serving.buffers.give_back(completion.job_id)
 
-    def _job_record(self, entry: InflightJob, result: str, spent_ns: int, now_ns: int, out: Actions) -> None:
-        job = entry.job
+    def _job_record(
+        self,
+        entry: InflightJob,
+        result: str,
+        spent_ns: int,
+        now_ns: int,
+        out: Actions,
+        completion: Completion | None = None,
+        rc: int = 0,
+    ) -> None:
+        job, serving = entry.job, self.serving
         data = {
             "kind": job.kind.value, "queue": entry.turn.label, "result": result, "rows": len(entry.sequences),
-            "compiled": job.profile.compiled_batch, "ns": spent_ns, "since": entry.built_ns,
+            "compiled": job.profile.compiled_batch, "ns": spent_ns, "since": entry.built_ns, "waited_ns": entry.waited_ns,
         }  # fmt: skip
+        if rc:
+            data["rc"] = rc
+        if completion is not None and serving is not None:
+            data["engine"] = completion.engine.name.lower()
+            if serving.inflight.most > 1:
+                data["overlap_ns"] = serving.inflight.overlap_ns(completion.timings)
         self._recorder.of_board(history.BOARD_JOB, now_ns, job.generation, data, job.job_id)
+
+    def _trace(
+        self, entry: InflightJob, event: events.JobCompleted, sampling_ns: int | None, now_ns: int, out: Actions
+    ) -> None:
+        job, completion = entry.job, event.completion
+        steps = TraceSteps(
+            job.job_id, job.generation, job.kind, completion.engine, completion.status.value, completion.timings,
+            job.profile.compiled_batch, entry.built_ns, event.arrived_ns, now_ns, sampling_ns if job.want_logits else None,
+            entry.traced,
+        )  # fmt: skip
+        self._traces.append(steps)
 
     def _lane_released(self, event: events.LaneReleased, now_ns: int, out: Actions) -> None:
         serving = self.serving
@@ -308,6 +370,12 @@ class Engine:
             kind = kind if FAULT_POLICY[kind].kv_lost else FaultKind.OTHER
             self._fault(plan_for(kind, f"lane {event.lane} could not be released (rc {event.rc})"), [], now_ns, out)
 
+    def _counters_read(self, event: events.CountersRead, now_ns: int, out: Actions) -> None:
+        serving = self.serving
+        if serving is not None:
+            serving.device_full = event.full
+            self.pingpong.counted(event.pending, len(serving.inflight) + serving.buffers.quarantined)
+
     # ---------------------------------------------------------------- faults
     def _fault(self, plan: RecoveryPlan, sequences: list[SequenceState], now_ns: int, out: Actions) -> None:
         """The generation stops: every request fails, and what nobody knows any more is lost (architecture: a board fails)."""
@@ -316,6 +384,7 @@ class Engine:
         leaving = self.control.leaving
         self.trial = None
         self._busy_until_ns, self._busy_tries = None, 0
+        self.pingpong.faulted(plan.kind is FaultKind.WAIT_TIMEOUT, plan.detail)
         self.life.faulted(plan, leaving is not None and leaving.expired, now_ns, out)
         lost, own = FAULT_POLICY[plan.kind].kv_lost, set(sequences)
         for seq in self.attempts.registry.live():
@@ -344,7 +413,7 @@ class Engine:
         if not trial.done and not self.control.stopping:
             stage = trial.next_stage()
             if self.life.state is ModelState.WARMING:
-                serving.use(stage.profiles, prompts_first=True)
+                serving.use(stage.profiles, prompts_first=True, alone=stage.alone)
             self.life.step = trial.label
             for case, tokens in stage.cases:
                 self._last_internal += 1

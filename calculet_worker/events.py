@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from calculet_core import wire
@@ -72,6 +72,8 @@ class JobCompleted:
     """A completion came home; its buffer is leased until the `GiveBack` action."""
 
     completion: Completion
+    arrived_ns: int = field(default=0, compare=False)
+    """When the device thread had it; 0: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class CommandArrived:
         | wire.UnloadModel
         | wire.DrainBoard
         | wire.ResumeBoard
+        | wire.SetPingPong
         | wire.GrantReset
         | wire.DenyReset
         | wire.StopWorker
@@ -146,6 +149,15 @@ class DeviceReset:
 
 
 @dataclass(frozen=True, slots=True)
+class CountersRead:
+    """What the device says of itself, read between two events: jobs that it counts as pending, and whether it denies room for the
+    sequences that the engine counts as free (`can_allocate`, a hint beside our accounting)."""
+
+    pending: int
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """`Engine.next_wakeup_ns()` has passed."""
 
@@ -153,5 +165,5 @@ class TimeCame:
 Event = (
     RequestArrived | Tokenized | TokenizingFailed | CancelAsked | RouterLost | JobSubmitted | JobRefused | JobCompleted
     | JobLost | LaneReleased | CommandArrived | PackageVerified | DeviceConfigured | DeviceUnconfigured | DeviceReset
-    | TimeCame
+    | CountersRead | TimeCame
 )  # fmt: skip

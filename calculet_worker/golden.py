@@ -32,11 +32,13 @@ class Stage:
     label: str
     profiles: tuple[BatchProfile, ...]
     cases: tuple[tuple[GoldenCase, int], ...]
+    alone: bool = False
+    """One job at a time, whatever is configured: how long steps take alone."""
 
 
 def golden_stage(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]) -> Stage:
     """Every case, as far as it may be compared."""
-    return Stage("golden", profiles, tuple((case, len(case.gated())) for case in cases))
+    return Stage("golden", profiles, tuple((case, len(case.gated())) for case in cases), alone=True)
 
 
 def stages_of(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]) -> list[Stage]:

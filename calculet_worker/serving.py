@@ -6,7 +6,7 @@ sequences that are thereby over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,17 +16,19 @@ from calculet_core import history
 from calculet_core.artifact import Package
 from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
+from calculet_core.clock import MS
 from calculet_core.config import SchedulerConfig, TenantConfig
-from calculet_core.jobs import Completion, Job, JobKind
+from calculet_core.jobs import Completion, EngineBank, Job, JobKind
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.request import RequestState
-from calculet_worker.actions import Action, ReleaseLane, SubmitJob
+from calculet_worker.actions import Action, ReleaseLane, SubmitJob, TracedRow
 from calculet_worker.answers import Answers, Outbox
 from calculet_worker.device.base import DeviceLimits
 from calculet_worker.jobs.buffers import Buffers
 from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import Inflight, InflightJob
+from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.kv import KvManager
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import RequestRegistry
@@ -60,6 +62,9 @@ class Lasting:
     registry: RequestRegistry
     outbox: Outbox
     recorder: Recorder
+    pingpong: PingPong
+    stopwatch: Callable[[], int] | None
+    """Given while steps are traced: nanoseconds for measuring, never for deciding."""
     seed: int
 
 
@@ -78,7 +83,7 @@ class Serving:
         manifest, limits = package.manifest, lasting.limits
         self.generation, self.config = generation, config
         self.vocab_size = manifest.tokenizer.vocab_size
-        self._registry, self._recorder = lasting.registry, lasting.recorder
+        self._registry, self._recorder, self._pingpong = lasting.registry, lasting.recorder, lasting.pingpong
         admission = config.admission
         max_tokens = admission.max_kv_tokens or manifest.lanes * manifest.context
         max_sequences = admission.max_sequences or manifest.lanes
@@ -86,19 +91,26 @@ class Serving:
         self.profiles = usable_profiles(manifest, config.batch.profiles)
         self._prefill_profile = manifest.profile(1)
         self.buffers = Buffers(limits.output_buffers, self.profiles[-1].compiled_batch)
-        self.inflight = Inflight(config.executor, limits.max_inflight, limits.output_buffers)
+        self.inflight = Inflight(config.executor, limits.max_inflight, limits.output_buffers, lasting.pingpong)
+        lasting.pingpong.serve(config.executor, package.digest)
         self.durations = durations
         self.arbiter = Arbiter(config.queues)
-        self.fair = FairQueue(lasting.tenants, config.fairness.cost_decode_weight)
+        queues = config.queues
+        self.fair = FairQueue(
+            lasting.tenants, config.fairness.cost_decode_weight, queues.medium_prefill_max_tokens, queues.max_long_prefills
+        )
         cut = proven_cut(manifest, config.executor.max_prefill_tokens_per_job)
         self.prefill = PrefillQueues(config.queues, cut)
-        self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY])
+        self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY], durations.decode_ns)
         self.drain_rate = DrainRate()
         budget = CapacityBudget(
-            max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.limit
+            max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.most
         )
         self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
-        self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed)
+        self.tracing = lasting.stopwatch is not None
+        self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed, lasting.stopwatch)
+        self.device_full = False
+        """The device's hint denies a lane that our accounting calls free: admission waits until it agrees, or all are free."""
         self.hold_ns: int | None = None
         """A step that waits for more sequences is due then."""
         self._positions = np.arange(manifest.context, dtype=np.int32)
@@ -107,16 +119,20 @@ class Serving:
         self._prompts_first = False
         self._owners: dict[int, SequenceState] = {}
         """Lane -> the sequence that holds it, until the lane is free or lost."""
+        self._released_ns: dict[int, int] = {}
+        """Lane -> when the runtime was first asked to free it."""
         self._cancelled_ns: dict[int, int] = {}
         """Lane -> when its sequence's cancel came."""
         self._releases: dict[int, tuple[int, int]] = {}
         """Lane -> (tries, when to ask again) where the runtime was busy."""
+        self._starved_ns = config.fairness.starvation_after_ms * MS
 
     # ---------------------------------------------------------------- waiting and admission
     def queue_state(self, tenant: str, prompt_tokens: int, max_new_tokens: int) -> QueueState:
         """The queue as a request of that size finds it."""
         fair = self.fair
-        free = fair.head() is None and self.kv.can_reserve(prompt_tokens + max_new_tokens) and fair.may_start(tenant)
+        room = self.kv.can_reserve(prompt_tokens + max_new_tokens) and not (self.device_full and self.kv.busy_lanes)
+        free = room and fair.head() is None and fair.may_start(tenant, prompt_tokens)
         return QueueState(free, len(fair), fair.tokens, fair.over_quota(tenant, prompt_tokens))
 
     def wait(self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False) -> None:
@@ -129,6 +145,8 @@ class Serving:
     def admit(self, internal_only: bool, now_ns: int, out: list[Action]) -> None:
         """Give lanes to waiting requests in fair order. One that does not fit yet is not overtaken: it would never fit."""
         fair, kv = self.fair, self.kv
+        if self.device_full and kv.busy_lanes:
+            return
         while kv.free_lanes and (seq := fair.head()) is not None:
             if internal_only and seq.request.router != INTERNAL:
                 return
@@ -143,8 +161,10 @@ class Serving:
             self.prefill.push(seq)
             data = {
                 "prompt_tokens": seq.prompt_tokens, "max_new_tokens": seq.max_new_tokens, "lane": lane.hardware_lane,
-                "wait_ns": now_ns - seq.waiting_since_ns,
+                "wait_ns": now_ns - seq.waiting_since_ns, "tenant": seq.tenant,
             }  # fmt: skip
+            if now_ns - seq.waiting_since_ns > self._starved_ns:
+                data["starved"] = True
             self._recorder.of_attempt(history.ATTEMPT_ADMITTED, now_ns, seq, data)
             self._recorder.of_lane(history.BOARD_LANE_BOUND, now_ns, seq, lane.hardware_lane)
 
@@ -167,6 +187,8 @@ class Serving:
         entry = self._decode_job(job_id, now_ns) if turn is Turn.DECODE else self._prefill_job(job_id, turn, now_ns)
         if entry is None:
             return None
+        if self.tracing:
+            entry.traced = [_traced(seq, entry) for seq in entry.sequences if seq.request.router != INTERNAL]
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
@@ -182,7 +204,8 @@ class Serving:
             job_id, self.generation, JobKind.DECODE, choice.profile, batch.lanes, batch.token_ids, batch.positions, batch.lane_valid
         )
         expected_ns = self.durations.decode_ns(choice.profile.compiled_batch)
-        return InflightJob(job, Turn.DECODE, choice.sequences, expected_ns, self.inflight.next_bank(), now_ns)
+        bank = self.inflight.next_bank()
+        return InflightJob(job, Turn.DECODE, choice.sequences, expected_ns, bank, now_ns, waited_ns=choice.waited_ns)
 
     def _prefill_job(self, job_id: int, turn: Turn, now_ns: int) -> InflightJob:
         part = self.prefill.take(turn)
@@ -197,9 +220,9 @@ class Serving:
         expected_ns = self.durations.prefill_ns(part.end - part.start)
         return InflightJob(job, turn, [seq], expected_ns, self.inflight.next_bank(), now_ns, part.end, part.last)
 
-    def submitted(self, entry: InflightJob) -> None:
+    def submitted(self, entry: InflightJob, engine: EngineBank) -> None:
         """The device took the job: its lanes are Updating (scheduling §9.2)."""
-        entry.accepted = True
+        entry.engine = engine
         lanes, submit = self.kv.lanes, self.kv.submit
         if entry.turn is Turn.DECODE:
             for seq in entry.sequences:
@@ -226,7 +249,10 @@ class Serving:
             spent_ns = now_ns - entry.built_ns
         self.arbiter.settle(entry.turn, entry.expected_ns or 0, spent_ns)
         if entry.turn is Turn.DECODE:
-            self.durations.saw_decode(entry.job.profile.compiled_batch, spent_ns)
+            batch = entry.job.profile.compiled_batch
+            self.durations.saw_decode(batch, spent_ns)
+            if self.inflight.most > 1:
+                self._pingpong.saw_step(batch, spent_ns, entry.together)
         else:
             self.durations.saw_prefill(len(entry.job.token_ids), spent_ns)
         return spent_ns
@@ -264,6 +290,7 @@ class Serving:
             self.prefill.push(seq)
             return []
         token = self.answers.draw([seq], logits)[0]
+        self.fair.prefilled(seq)
         start = self.decode.virtual_time
         self._registry.on_prefill_complete(seq, sequence.committed_len, token, start, spent_ns, now_ns)
         reason = self.answers.take(seq, token)
@@ -295,9 +322,10 @@ class Serving:
         if seq.hardware_lane is not None:
             self._cancelled_ns.setdefault(seq.hardware_lane, now_ns)
 
-    def release(self, seq: SequenceState, out: list[Action]) -> None:
+    def release(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
         """Ask the runtime to free the sequence's lane."""
         sequence = self.lane_of(seq)
+        self._released_ns[sequence.hardware_lane] = now_ns
         self.kv.release(sequence)
         out.append(ReleaseLane(self.generation, sequence.hardware_lane))
 
@@ -324,8 +352,9 @@ class Serving:
         seq = self._owners.pop(lane)
         self._releases.pop(lane, None)
         self._registry.released(seq)
-        since = self._cancelled_ns.pop(lane, None)
-        data = None if since is None else {"since_cancel_ns": now_ns - since}
+        data = {"free_ns": now_ns - self._released_ns.pop(lane, now_ns)}
+        if (since := self._cancelled_ns.pop(lane, None)) is not None:
+            data["since_cancel_ns"] = now_ns - since
         self._recorder.of_lane(history.BOARD_LANE_FREE, now_ns, seq, lane, data)
 
     def lose(self, lane: int, now_ns: int, out: list[Action]) -> None:
@@ -333,6 +362,7 @@ class Serving:
         self.kv.lose(self.kv.lanes[lane])
         seq = self._owners.pop(lane)
         self._cancelled_ns.pop(lane, None)
+        self._released_ns.pop(lane, None)
         self._releases.pop(lane, None)
         self._recorder.of_lane(history.BOARD_LANE_LOST, now_ns, seq, lane)
 
@@ -347,7 +377,18 @@ class Serving:
         """Whether the runtime was asked to free the lane and has not confirmed."""
         return self.kv.lanes[lane].state is KvSequenceState.RELEASING
 
-    def use(self, profiles: tuple[BatchProfile, ...], prompts_first: bool = False) -> None:
-        """The profiles for decode steps from now on; `prompts_first` lets steps wait for all prompts, so that they are full."""
+    def use(self, profiles: tuple[BatchProfile, ...], prompts_first: bool = False, alone: bool = False) -> None:
+        """The profiles for decode steps from now on; `prompts_first` lets steps wait for all prompts, so that they are full, and
+        `alone` keeps one job in flight."""
         self._prompts_first = prompts_first
+        self.inflight.alone = alone
         self.decode.use(profiles)
+
+
+def _traced(seq: SequenceState, entry: InflightJob) -> TracedRow:
+    request, before, draws = seq.request, seq.kv_length, entry.turn is Turn.DECODE or entry.prefill_last
+    written = 1 if entry.turn is Turn.DECODE else len(entry.job.token_ids)
+    return TracedRow(
+        request.key, seq.seq_id, seq.generated_tokens, request.accepted_ns, seq.admitted_ns, seq.ready_since_ns, before,
+        before + written, draws,
+    )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from calculet_core import wire
 from calculet_core.clock import S
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker.scheduling.arbiter import TURNS, Turn
+from calculet_worker.scheduling.fairness import TenantShown
 from calculet_worker.serving import Serving
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ class EngineGauges:
     state: str
     generation: int
     limits: dict[str, int]
-    """Configured and proven: `lanes`, `context`, `max_kv_tokens`, `max_waiting_requests`, `max_waiting_prompt_tokens`."""
+    """Configured and proven, by the names of the configuration; one that is not set is absent."""
+    tenants: dict[str, TenantShown] = field(default_factory=dict)
+    long_prefills: int = 0
+    device_full: bool = False
 
 
 def report_of(engine: Engine) -> wire.WorkerReport:
@@ -58,12 +62,18 @@ def report_of(engine: Engine) -> wire.WorkerReport:
     if serving is not None:
         kv, fair = serving.kv, serving.fair
         report |= {
-            "inflight": len(serving.inflight), "max_inflight": serving.inflight.limit, "lanes": kv.states(),
+            "inflight": len(serving.inflight), "max_inflight": serving.inflight.limit,
+            "pingpong_off": _pingpong_off(engine), "lanes": kv.states(),
             "kv_tokens_reserved": kv.reserved_tokens, "kv_tokens_used": kv.used_tokens, "kv_tokens_total": kv.max_tokens,
             "active": kv.busy_lanes, "waiting": len(fair) + attempts.tokenizing, "waiting_tokens": fair.tokens,
             "queues": {turn.label: depth(serving, turn) for turn in TURNS},
         }  # fmt: skip
     return wire.WorkerReport(**report)  # type: ignore[arg-type]
+
+
+def _pingpong_off(engine: Engine) -> str | None:
+    guard = engine.pingpong
+    return f"{guard.reason}: {guard.detail}" if guard.reason is not None else None
 
 
 def hello_of(engine: Engine) -> wire.WorkerHello:
@@ -112,12 +122,17 @@ def gauges_of(engine: Engine, now_ns: int) -> EngineGauges:
         active=kv.busy_lanes,
         state=state,
         generation=generation,
+        tenants=fair.shown(),
+        long_prefills=fair.long_prefills,
+        device_full=serving.device_full,
         limits={
             "lanes": len(kv.lanes),
             "context": kv.max_seq,
             "max_kv_tokens": budget.max_kv_tokens,
             "max_waiting_requests": budget.max_waiting_requests,
             "max_waiting_prompt_tokens": budget.max_waiting_prompt_tokens,
+            "max_inflight": serving.inflight.most,
+            **({} if (longs := serving.config.queues.max_long_prefills) is None else {"max_long_prefills": longs}),
         },
     )
 

@@ -128,6 +128,9 @@ class Board:
         self.busy_until_ns = 0
         self.jobs: list[Job] = []
         self.buffers = 0
+        self.completes_on = EngineBank.PING
+        self.delay_ns: Callable[[], int] | None = None
+        """How much longer each job takes, and none waits for another: completions come out of order."""
 
     def configure(self) -> None:
         self.lanes = {lane: [] for lane in range(self.manifest.lanes)}
@@ -347,7 +350,10 @@ class Driver:
         assert job.kind is JobKind.PREFILL or job.token_ids.base is not None
         self.board.jobs.append(job)
         spent = self.board.step_ns if job.kind is JobKind.DECODE else self.board.token_ns * len(job.token_ids)
-        done = self.board.busy_until_ns = max(self.now, self.board.busy_until_ns) + spent
+        if self.board.delay_ns is not None:
+            done = self.now + spent + self.board.delay_ns()
+        else:
+            done = self.board.busy_until_ns = max(self.now, self.board.busy_until_ns) + spent
         self._queue.append(events.JobSubmitted(job.job_id, EngineBank.PING))
         if fault.lose is None:
             self.call_at(done, lambda: self._complete(job, fault, spent))
@@ -365,7 +371,8 @@ class Driver:
         self.board.buffers += 1
         self.board.leased.add(self.board.buffers)
         timings = JobTimings(wait_ns=spent)
-        completion = Completion(job.job_id, job.generation, fault.status, logits, EngineBank.PING, timings, self.board.buffers)
+        engine = self.board.completes_on
+        completion = Completion(job.job_id, job.generation, fault.status, logits, engine, timings, self.board.buffers)
         self.feed(events.JobCompleted(completion))
 
     def _give_back(self, action: actions.GiveBack) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -31,6 +32,12 @@ from calculet_router.tenants import Tenants
 
 DIGEST = "d" * 64
 DEADLINE_S = 20.0
+PASS_ON = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "1", "LISTEN_FDNAMES": "http"}
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 def a_chat(**fields: Any) -> Call:
@@ -131,7 +138,8 @@ class Desk:
 
 
 class FakeWorker:
-    """A worker's data socket. `on_submit` decides what a submission gets; without it nothing is answered."""
+    """A worker's data socket. `on_submit` decides what a submission gets; without it nothing is answered. It talks to the router that
+    spoke last."""
 
     def __init__(
         self,
@@ -147,9 +155,9 @@ class FakeWorker:
         self.submits: list[wire.Submit] = []
         self.cancels: list[wire.Cancel] = []
         self.leases: list[wire.Lease] = []
-        self.seq = 0
         self.state = "READY"
         self._router = b""
+        self._seqs: dict[bytes, int] = {}
         self.link = bind_router(context, path, self._on_frames)
 
     def view(self, **fields: Any) -> wire.BoardView:
@@ -158,8 +166,13 @@ class FakeWorker:
     def hello(self) -> None:
         self.link.send([self._router, *wire.encode(a_hello(self.board, self.epoch, pid=self.pid, state=self.state))])
 
+    @property
+    def seq(self) -> int:
+        """Of the last tick to that router."""
+        return self._seqs.get(self._router, 0)
+
     def tick(self, **fields: Any) -> None:
-        self.seq += 1
+        self._seqs[self._router] = self.seq + 1
         self.link.send([self._router, *wire.encode(wire.Tick(self.epoch, self.seq, **{"pieces": [], **fields}))])
 
     def accept(self, submit: wire.Submit) -> None:
@@ -185,8 +198,9 @@ class FakeWorker:
     def _on_frames(self, frames: Frames) -> None:
         identity, kind, body = frames
         message = wire.decode(kind, body)
-        if isinstance(message, wire.RouterHello):
+        if not isinstance(message, wire.Lease):
             self._router = identity
+        if isinstance(message, wire.RouterHello):
             self.hello()
         elif isinstance(message, wire.Submit):
             self.submits.append(message)
@@ -201,7 +215,14 @@ class FakeWorker:
 class RouterProcess:
     """A real router for a fleet under `folder`; `log` collects its stderr."""
 
-    def __init__(self, folder: Path, boards: tuple[str, ...] = ("board0",), listen: str = "127.0.0.1:0", **router: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        boards: tuple[str, ...] = ("board0",),
+        listen: str = "127.0.0.1:0",
+        sections: dict[str, Any] | None = None,
+        **router: Any,
+    ) -> None:
         self.folder = folder
         settings = json.dumps({"listen": listen, "worker_silence_ms": 60_000, **router})
         listed = ", ".join(f"{{name: {board}, device: sim}}" for board in boards)
@@ -209,6 +230,7 @@ class RouterProcess:
         self.config.write_text(
             f"schema: calculet-fleet/v1\nrun_dir: run\nstate_dir: state\nlog_dir: log\nrouter: {settings}\n"
             f"boards: [{listed}]\nmodels: [{{alias: qwen3, package: p}}]\n"
+            + "".join(f"{name}: {json.dumps(value)}\n" for name, value in (sections or {}).items())
         )
         for name in ("run", "state", "log"):
             (folder / name).mkdir(exist_ok=True)
@@ -219,19 +241,22 @@ class RouterProcess:
     def publish(self, view: wire.FleetView) -> None:
         (self.folder / "state" / "fleet-view.json").write_bytes(msgspec.json.encode(view))
 
-    def start(self) -> None:
+    def start(self, *options: str, listening: socket.socket | None = None) -> None:
+        """With `listening` that socket is passed on as systemd would."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("LISTEN_", "NOTIFY_"))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "calculet_router", "run", "--config", str(self.config)],
-            stderr=subprocess.PIPE, text=True, env=environment,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "calculet_router", "run", "--config", str(self.config), *options]
+        descriptors: tuple[int, ...] = ()
+        if listening is not None:
+            descriptors = (listening.fileno(),)
+            command = [sys.executable, "-c", PASS_ON, str(listening.fileno()), *command]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, pass_fds=descriptors)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"listening at=http://.*:(\d+)", line):
+            if found := re.search(r"listening at=https?://.*:(\d+)", line):
                 self.port = int(found.group(1))
 
     async def listening(self) -> None:

@@ -33,6 +33,8 @@ def smollm2_package(lanes: int = 16, context: int = 2048) -> Package:
     root = Path(folder.name)
     value = recipe_smollm2.build(root)
     value["lanes"], value["context"] = lanes, context
+    cuts = {"level": "C0", "granularity": recipe_smollm2.MICRO_BATCH, "evidence": "tests/integration/test_llamacpp_device.py"}
+    value["abilities"] = value["abilities"] | {"incremental_prefill": cuts}
     value["profiles"] = [p | {"max_seq": context} for p in value["profiles"] if p["compiled_batch"] <= lanes]
     files = {path.name: hash_file(path) for path in root.iterdir()}
     value |= {"files": files, "image_sha256": files[value["image"]], "golden": value["tokenizer"]["file"]}

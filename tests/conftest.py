@@ -7,12 +7,23 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from collections.abc import Iterator
+
 import pytest
 from builders_fleet import Packages
+from builders_stage import Stage
 
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
     """Simulated packages, built once."""
     return Packages(tmp_path_factory.mktemp("packages"))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    """A router and fake workers; closing it checks the router's history."""
+    stage = Stage(tmp_path)
+    yield stage
+    stage.close()
 

@@ -13,12 +13,17 @@ class LockHeld(Exception):
     """Another process holds the lock; the message names it as far as it is known."""
 
 
-def write_atomic(path: Path, data: bytes, mode: int = 0o640) -> None:
-    """Replace `path` by rename, with file and folder synced: after a power cut it holds the old or the new content."""
+def write_atomic(path: Path, data: bytes, mode: int = 0o640, owner: tuple[int, int] | None = None) -> None:
+    """Replace `path` by rename, with file and folder synced: after a power cut it holds the old or the new content.
+
+    `owner` is the user and group id that the new file gets; only root may give a file away.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
+        if owner is not None:
+            os.fchown(fd, *owner)
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]
@@ -81,6 +86,26 @@ class FileLock:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def lock_holder(path: Path) -> str | None:
+    """Who holds a `FileLock`: the pid that the file records, `unknown`, or None when nobody does. A look takes the lock for an
+    instant, so only who decides about the next holder may look.
+
+    Raises:
+        OSError: the file is there and cannot be opened.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(fd, 64, 0).decode(errors="replace").strip() or "unknown"
+    finally:
+        os.close(fd)
+    return None
 
 
 def next_number(path: Path) -> int:

@@ -82,13 +82,40 @@ class Fleet:
         return self.state_dir / "supervisor.sqlite"
 
     @property
+    def keys(self) -> Path:
+        """API keys, hashed (`calculet-keys/v1`); absent: nobody needs one."""
+        return self.state_dir / "keys.json"
+
+    @property
+    def usage(self) -> Path:
+        """Folder of the usage records, one file a day."""
+        return self.state_dir / "usage"
+
+    @property
     def supervisor_lock(self) -> Path:
         """flock of the fleet's one supervisor."""
         return self.state_dir / "supervisor.lock"
 
+    def log(self, process: str) -> Path:
+        """What a process says: `router`, `supervisor`, `worker-BOARD`. Under the keeper its stderr; under systemd a copy."""
+        return self.log_dir / f"{process}.log"
+
+    def stacks(self, process: str) -> Path:
+        """Where a worker's threads were when it was asked, or when it died (`calculet_core.shell.stacks`)."""
+        return self.log_dir / f"{process}.stacks"
+
+    @property
+    def crashes(self) -> Path:
+        """Folder of crash bundles."""
+        return self.log_dir / "crashes"
+
     def journal(self, process: str) -> Path:
         """A process's journal: `router`, `supervisor`, `worker-BOARD`."""
         return self.log_dir / f"{process}.jsonl"
+
+    def step_trace(self, board: str) -> Path:
+        """A board's step trace (`calculet-step/v1`), while `trace.steps` is on."""
+        return self.log_dir / "trace" / f"steps-{board}.jsonl"
 
     # ---------------------------------------------------------------- look-ups
     def resolve(self, path: str) -> Path:

@@ -22,11 +22,11 @@ log = logging.getLogger("calculet.journal")
 _encode = msgspec.json.Encoder().encode
 
 
-class Journal:
-    """Append-only; `keep` older files stay as NAME.1, NAME.2, ... A `path` of None writes nothing."""
+class LineFile:
+    """Append-only lines; `keep` older files stay as NAME.1, NAME.2, ... A `path` of None writes nothing."""
 
-    def __init__(self, path: Path | None, max_bytes: int, keep: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
-        self.path, self._max_bytes, self._keep, self._now_ns = path, max_bytes, keep, now_ns
+    def __init__(self, path: Path | None, max_bytes: int, keep: int) -> None:
+        self.path, self._max_bytes, self._keep = path, max_bytes, keep
         self._lines: list[bytes] = []
         self._pending = self._size = self.lost = 0
         self._fd = -1
@@ -34,18 +34,10 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
 
-    def write(self, event: str, **fields: Any) -> None:
-        """Add an event now; `fields` are `Event`'s, anything else goes into its `data`."""
+    def add(self, line: bytes) -> None:
+        """Add a line, without its end."""
         if self.path is None:
             return
-        known = {name: fields.pop(name) for name in _FIELDS if name in fields}
-        self.append(Event(event=event, t=self._now_ns(), data=fields, wall=round(time.time(), 3), **known))
-
-    def append(self, event: Event) -> None:
-        """Add a ready event."""
-        if self.path is None:
-            return
-        line = _encode(event)
         self._lines.append(line)
         self._pending += len(line) + 1
         if self._pending >= FLUSH_BYTES:
@@ -65,7 +57,7 @@ class Journal:
             self._size += os.write(self._fd, data)
         except OSError as error:
             self.lost += count
-            log.error("journal %s: %d events lost: %s", self.path, count, error)
+            log.error("%s: %d lines lost: %s", self.path, count, error)
 
     def close(self) -> None:
         """Flush and close."""
@@ -91,6 +83,26 @@ class Journal:
         if self._keep == 0:
             self.path.unlink(missing_ok=True)
         self._open()
+
+
+class Journal(LineFile):
+    """A process's events."""
+
+    def __init__(self, path: Path | None, max_bytes: int, keep: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        super().__init__(path, max_bytes, keep)
+        self._now_ns = now_ns
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Add an event now; `fields` are `Event`'s, anything else goes into its `data`."""
+        if self.path is None:
+            return
+        known = {name: fields.pop(name) for name in _FIELDS if name in fields}
+        self.append(Event(event=event, t=self._now_ns(), data=fields, wall=round(time.time(), 3), **known))
+
+    def append(self, event: Event) -> None:
+        """Add a ready event."""
+        if self.path is not None:
+            self.add(_encode(event))
 
 
 _FIELDS = ("request", "attempt", "board", "epoch", "generation", "job")

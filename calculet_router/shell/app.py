@@ -1,7 +1,8 @@
 """The router process: it owns the loop, performs the dispatcher's actions, and lives without a supervisor.
 
-At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, lets
-streams finish within their drain time, and ends with 0; a second signal ends at once.
+At start it loads the last published fleet view from its file; later the higher version wins. SIGTERM stops the listening, serves
+what its connections still bring, lets streams finish within their drain time, and ends with 0; a second signal ends at once. A
+listening socket that systemd passed stays open meanwhile: who connects waits for another router on it, or for the successor.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import gc
 import logging
 import os
+import re
 import resource
 import secrets
 import signal
@@ -32,6 +34,7 @@ from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.logs import keep_copy
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
@@ -39,11 +42,17 @@ from calculet_router import actions, events
 from calculet_router.aliases import Aliases
 from calculet_router.dispatch import Dispatcher
 from calculet_router.fleet import LinkState, Roster
+from calculet_router.lookups import Lookups
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
-from calculet_router.shell.telemetry import OTHER, RouterTelemetry
-from calculet_router.shell.worker_link import WorkerLink
+from calculet_router.shell.keys import LOOK_S, KeyWatch
+from calculet_router.shell.recovering import done_of, orphans_of, record_of
+from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
+from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
+from calculet_router.shell.tls import open_tls
+from calculet_router.shell.usage import UsageLog
+from calculet_router.shell.worker_link import WorkerLink, unsent_event
 from calculet_router.tenants import Tenants
 
 REPORT_S = 1.0
@@ -58,30 +67,42 @@ FIRST_LINKS_S = 1.0
 GLANCE_S = 0.01
 """A look at whether something that takes milliseconds has happened."""
 MAX_VIEW_BYTES = 16 << 20
+NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
+"""The prefix tells its files from those of other processes."""
+RECOVERY_GRACE_S = 2.0
+"""Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
+OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
+OF_BOTH = (events.WorkerEnded, events.TimePassed)
 log = logging.getLogger("calculet.router")
 
 
 class RouterApp:
-    """One router. `run` returns the exit code."""
+    """One router, called `name`; several may serve a fleet. `run` returns the exit code."""
 
-    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig]) -> None:
+    def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig], name: str = FIRST) -> None:
         config = fleet.config.router
-        self.fleet, self.config = fleet, config
+        self.fleet, self.config, self.name = fleet, config, name
         self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
-        tenants = Tenants(fleet.config.tenants, time.monotonic_ns())
+        tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
+        self._keys = KeyWatch(fleet.keys, tenants.take_keys)
+        self._tls = open_tls(fleet, config.tls)
+        self._scheme = "http" if self._tls is None else "https"
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
-        self.telemetry = RouterTelemetry(config)
+        self.lookups = Lookups(config, self.dispatcher.roster, self.dispatcher.aliases, tenants)
+        self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
-        self.journal = Journal(fleet.journal("router"), journal.max_bytes, journal.keep)
-        self.draining = False
+        self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
+        self.usage = UsageLog(fleet.usage, fleet.config.usage)
+        self._counted_usage = [0, 0]
+        self.draining = self.closed = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[tuple[str, int], WorkerLink] = {}
         self._stop = asyncio.Event()
-        self._quiet = asyncio.Event()
+        self._hurry = False
         self._signals = 0
-        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone)
+        self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
             self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
         )
@@ -90,6 +111,7 @@ class RouterApp:
             actions.Admitted: lambda action: action.owner.admit(),
             actions.Restart: lambda action: action.owner.restart(action.index),
             actions.Fail: lambda action: action.owner.fail(action.error),
+            actions.Told: lambda action: action.owner.tell(action.body),
             actions.Send: self._send,
             actions.OpenLink: self._open_link,
             actions.CloseLink: self._close_link,
@@ -114,15 +136,19 @@ class RouterApp:
             self._loop.add_signal_handler(name, self._signalled)
         watch_death_pipe(self._keeper_gone)
         self._load_view()
-        metrics = await serve_metrics(self.fleet.metrics_socket("router"), self._own_exposition)
+        metrics = await serve_metrics(self.fleet.metrics_socket(self.name), self._own_exposition)
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
+        self._every(LOOK_S, self._keys.look)
+        if self._tls:
+            self._every(TLS_LOOK_S, self._tls.look)
         self._every(REPORT_S, self._report)
         self._knock()
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
+        self._recovery = self._loop.create_task(self._recover_usage())
         await self._first_links()
-        await self._server.listen(sockets)
+        await self._server.listen(sockets, self._tls.context if self._tls else None)
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
         sd_notify("READY=1")
         tune_gc()
@@ -131,7 +157,7 @@ class RouterApp:
             await self._drain()
         finally:
             metrics.close()
-            self.fleet.metrics_socket("router").unlink(missing_ok=True)
+            self.fleet.metrics_socket(self.name).unlink(missing_ok=True)
             self._close()
         return ExitCode.OK
 
@@ -141,6 +167,11 @@ class RouterApp:
             found = [socket.socket(fileno=fd) for fd in inherited]
             for sock in found:
                 sock.setblocking(False)
+            if self._url(found) != f"http://{self.config.listen}":
+                log.warning(
+                    "systemd listens at %s, router.listen says %s: run `calculet install` again and restart its socket unit",
+                    self._url(found), self.config.listen,
+                )  # fmt: skip
             return found
         try:
             return [bind(self.config.listen)]
@@ -150,7 +181,7 @@ class RouterApp:
 
     def _url(self, sockets: list[socket.socket]) -> str:
         host, port = sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def _load_view(self) -> None:
         try:
@@ -171,32 +202,31 @@ class RouterApp:
         self._signals += 1
         if self._signals > 1:
             log.warning("second signal: ending at once, calls=%d", self.dispatcher.calls)
-            self._quiet.set()
+            self._hurry = True
         self._stop.set()
 
     def _keeper_gone(self) -> None:
         log.warning("the keeper is gone")
-        self._quiet.set()
+        self._hurry = True
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Streams may finish; what is left at the end is cancelled, and its client told."""
+        """Streams may finish, and open connections may bring what was on its way; what is left at the end is cancelled and told."""
         self.draining = True
         sd_notify("STOPPING=1")
         log.info("draining calls=%d", self.dispatcher.calls)
         self._server.stop_listening()
-        if self.dispatcher.calls:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.config.drain_timeout_s):
-                    await self._quiet.wait()
+        deadline_s = self._loop.time() + self.config.drain_timeout_s
+        while not self._hurry and (not self._server.drained() or self.dispatcher.calls) and self._loop.time() < deadline_s:
+            await asyncio.sleep(GLANCE_S)
+        self.closed = True
         for connection in list(self._server.connections):
             if connection.exchange is not None and connection.exchange.owner is not None:
                 owner = connection.exchange.owner
                 self.feed(events.ClientGone(owner, "the router is shutting down", ShuttingDown.code))
                 owner.fail(ShuttingDown("the router is shutting down"))
-        await asyncio.sleep(0)
-        for connection in list(self._server.connections):
-            connection.close_if_idle()
+        await asyncio.sleep(0)  # what was said last is written at the end of the loop's pass
+        self._server.drained(over=True)
         await asyncio.sleep(GLANCE_S)
 
     def _close(self) -> None:
@@ -205,6 +235,8 @@ class RouterApp:
             link.close()
         self._supervisor.close()
         self._context.destroy(linger=0)
+        self._recovery.cancel()
+        self.usage.close()
         self.journal.close()
 
     def _every(self, seconds: float, act: Callable[[], object]) -> None:
@@ -220,8 +252,11 @@ class RouterApp:
     # ---------------------------------------------------------------- decisions and what they want
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher, and do what it wants."""
-        perform, write = self._perform, self.journal.append
-        for action in self.dispatcher.handle(event, time.monotonic_ns()):
+        perform, write, now_ns, kind = self._perform, self.journal.append, time.monotonic_ns(), type(event)
+        found = (self.lookups if kind in OF_LOOKUPS else self.dispatcher).handle(event, now_ns)
+        if kind in OF_BOTH:
+            found += self.lookups.handle(event, now_ns)
+        for action in found:
             if isinstance(action, actions.Deliver):
                 action.owner.deliver(action.index, action.piece)
             elif isinstance(action, Event):
@@ -233,8 +268,7 @@ class RouterApp:
         link, message = self._links.get((action.board, action.epoch)), action.message
         if link is not None:
             link.send(message)
-        elif isinstance(message, wire.Submit):
-            unsent = events.Unsent(action.board, action.epoch, message.request_id, message.attempt)
+        elif (unsent := unsent_event(action.board, action.epoch, message)) is not None:
             self._loop.call_soon(self.feed, unsent)
 
     def _open_link(self, action: actions.OpenLink) -> None:
@@ -260,8 +294,8 @@ class RouterApp:
     def _ended(self, action: actions.Ended) -> None:
         model = action.alias if self.dispatcher.aliases.known(action.alias) else OTHER
         self.telemetry.ended(action, model)
-        if self.draining and not self.dispatcher.calls:
-            self._quiet.set()
+        if action.request is not None:
+            self.usage.append(action)
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
@@ -272,6 +306,10 @@ class RouterApp:
             return
         self.telemetry.count("calculet_router_slow_readers" if code else "calculet_router_disconnects")
         self.feed(events.ClientGone(exchange.owner, reason, code))
+
+    def count_lookup(self, kind: str, outcome: str) -> None:
+        """The end of a question about tokens."""
+        self.telemetry.count("calculet_router_lookups", kind=kind, outcome=outcome)
 
     def count_error(self, error: CalculetError) -> None:
         """An error that never became a call."""
@@ -301,21 +339,55 @@ class RouterApp:
     def _report(self) -> None:
         telemetry, roster = self.telemetry, self.dispatcher.roster
         report = wire.RouterReport(
-            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"http://{self.config.listen}",
+            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
+            self.dispatcher.tally.reports(),
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
     # ---------------------------------------------------------------- metrics and journal
     def _settle(self) -> None:
+        self._count_usage()
         self.telemetry.settle()
+        self.usage.flush()
         self.journal.flush()
 
+    def _count_usage(self) -> None:
+        """Carry the usage log's sums over to the counters."""
+        now = [self.usage.written, self.usage.lost]
+        for name, value, before in zip(("records", "lost"), now, self._counted_usage, strict=True):
+            if value > before:
+                self.telemetry.count(f"calculet_router_usage_{name}", value - before)
+        self._counted_usage = now
+
+    async def _recover_usage(self) -> None:
+        """Account for what a killed predecessor left open, once workers have given up on it."""
+        await asyncio.sleep(3 * self.config.lease_interval_ms / 1000 + RECOVERY_GRACE_S)
+        orphans = await asyncio.to_thread(orphans_of, self.fleet, self.name, self.incarnation)
+        for orphan in orphans:
+            self.usage.add(record_of(orphan, time.time()))
+            self.journal.append(done_of(orphan, time.monotonic_ns()))
+        if orphans:
+            log.warning("usage of %d requests of a router that was killed was recovered", len(orphans))
+            self.telemetry.count("calculet_router_usage_recovered", len(orphans))
+
     def _own_exposition(self) -> bytes:
+        self._count_usage()
         self.telemetry.settle()
         collectors, links = self.telemetry.collectors, list(self.dispatcher.roster.links().values())
         collectors("calculet_router_inflight").set(self.dispatcher.inflight)
+        collectors("calculet_router_open_lookups").set(len(self.lookups))
         collectors("calculet_router_connections").set(len(self._server.connections))
+        collectors("calculet_router_streams").set(self._server.streams)
+        collectors("calculet_router_body_bytes").set(self._server.body_bytes)
+        tenants = self.dispatcher.tenants
+        for tenant, active in tenants.active.items():
+            collectors("calculet_router_tenant_active", tenant=tenant).set(active)
+        collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
+        collectors("calculet_router_keys_version").set(tenants.keys_version)
+        collectors("calculet_router_keys_usable").set(self._keys.usable)
+        collectors("calculet_router_tls_expiry_timestamp_seconds").set(self._tls.expires_s if self._tls else 0)
+        collectors("calculet_router_tls_usable").set(self._tls is None or self._tls.usable)
         collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
         for state in LinkState:
             collectors("calculet_router_workers", state=state.value).set(links.count(state.value))
@@ -324,7 +396,9 @@ class RouterApp:
     async def exposition(self) -> bytes:
         """The whole fleet's metrics; a process that does not answer is missing."""
         names = ["supervisor", *(f"worker-{board.name}" for board in self.fleet.config.boards)]
-        others = await asyncio.gather(*(fetch_metrics(self.fleet.metrics_socket(name)) for name in names))
+        paths = [self.fleet.metrics_socket(name) for name in names]
+        paths += sorted(set(self.fleet.run_dir.glob("m-router*.sock")) - {self.fleet.metrics_socket(self.name)})
+        others = await asyncio.gather(*map(fetch_metrics, paths))
         return merge_expositions([self._own_exposition(), *others])
 
 
@@ -358,9 +432,16 @@ def tune_gc() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-async def serve(config: Path) -> int:
-    """Run a router for a fleet file until it is told to stop; the exit code."""
+async def serve(config: Path, name: str = FIRST) -> int:
+    """Run the router `name` for a fleet file until it is told to stop; the exit code.
+
+    Raises:
+        ConfigError: the file, a scheduler file, the name or the address cannot be used.
+    """
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"--name: {name!r} cannot be a router's name: router, or router-NAME")
     fleet = load_fleet(config)
     admissions = load_admissions(fleet)
     make_folders(fleet)
-    return await RouterApp(fleet, admissions).run()
+    keep_copy(name, fleet.log(name))
+    return await RouterApp(fleet, admissions, name).run()

@@ -8,24 +8,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown
+from calculet_core.shell.build import build
 from calculet_core.shell.telemetry import CONTENT_TYPE
-from calculet_core.wire import PROTOCOL, AliasView, Piece
+from calculet_core.wire import PROTOCOL, AliasView, BoardView, Piece
 from calculet_router import events
 from calculet_router.actions import Ticket
 from calculet_router.dispatch import Dispatcher
-from calculet_router.openai import Call, parse_chat, parse_text, parse_timeout_ms
+from calculet_router.fleet import Worker
+from calculet_router.lookups import Question, parse_detokenize, parse_tokenize
+from calculet_router.openai import Call, parse_chat, parse_switch, parse_text, parse_timeout_ms
+from calculet_router.openapi import document
 from calculet_router.shell.exchange import Exchange
 from calculet_router.sse import Answer, make_answer
+from calculet_router.tenants import Identity
 
 PARSERS: dict[bytes, Callable[[bytes], Call]] = {b"/v1/chat/completions": parse_chat, b"/v1/completions": parse_text}
+QUESTIONS: dict[bytes, Callable[[bytes], Question]] = {b"/tokenize": parse_tokenize, b"/detokenize": parse_detokenize}
 MODELS = b"/v1/models"
+DEVICE_VERSIONS = ("device", "serial_hash", "runtime", "driver", "firmware", "power_mode")
+TIMING = b"x-calculet-timing"
 GET_HEAD = (b"GET", b"HEAD")
 _encode = msgspec.json.Encoder().encode
 
@@ -35,6 +42,9 @@ class App(Protocol):
 
     dispatcher: Dispatcher
     draining: bool
+    """SIGTERM was heard: what open connections bring is still served."""
+    closed: bool
+    """The drain is over."""
 
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher and do what it wants."""
@@ -42,6 +52,10 @@ class App(Protocol):
 
     def count_error(self, error: CalculetError) -> None:
         """An error that never became a call."""
+        ...
+
+    def count_lookup(self, kind: str, outcome: str) -> None:
+        """The end of a question about tokens."""
         ...
 
     async def exposition(self) -> bytes:
@@ -58,12 +72,13 @@ class Reply:
         self._exchange, self._call = exchange, call
         self._answer: Answer | None = None
         self._ticket: Ticket | None = None
-        exchange.streaming = call.stream
+        if call.stream:
+            exchange.begin_stream()
         exchange.owner = self
 
     def open(self, ticket: Ticket) -> None:
         """The call has an id; a client that gave none learns ours."""
-        self._ticket = ticket
+        self._ticket = self._exchange.ticket = ticket
         if self._exchange.label is None:
             self._exchange.label = ticket.name.encode()
 
@@ -97,6 +112,26 @@ class Reply:
         self._exchange.fail(error)
 
 
+class Told:
+    """The owner of a question about tokens."""
+
+    __slots__ = ("_app", "_exchange", "_kind")
+
+    def __init__(self, exchange: Exchange, kind: str, app: App) -> None:
+        self._exchange, self._kind, self._app = exchange, kind, app
+
+    def tell(self, body: bytes) -> None:
+        """The answer."""
+        self._app.count_lookup(self._kind, "answered")
+        self._exchange.respond(200, body)
+
+    def fail(self, error: CalculetError) -> None:
+        """There is none."""
+        self._app.count_lookup(self._kind, "failed")
+        self._app.count_error(error)
+        self._exchange.fail(error)
+
+
 class Endpoints:
     """Answers exchanges."""
 
@@ -110,7 +145,9 @@ class Endpoints:
             b"/readyz": self._readyz,
             b"/version": self._version,
             b"/metrics": self._metrics,
+            b"/openapi.json": self._openapi,
         }
+        self._document = b""
 
     def handle(self, exchange: Exchange) -> None:
         """One parsed message."""
@@ -119,11 +156,13 @@ class Endpoints:
             self._call(exchange, parser)
             return
         path = _path(exchange.target)
-        if path in PARSERS:
-            if exchange.method == b"POST":
+        if path in PARSERS or path in QUESTIONS:
+            if exchange.method != b"POST":
+                self._wrong_method(exchange, b"POST")
+            elif path in PARSERS:
                 self._call(exchange, PARSERS[path])
             else:
-                self._wrong_method(exchange, b"POST")
+                self._question(exchange, path)
             return
         answer = self._get.get(path)
         if answer is None and path.startswith(MODELS + b"/") and len(path) > len(MODELS) + 1:
@@ -138,21 +177,52 @@ class Endpoints:
     # ---------------------------------------------------------------- calls
     def _call(self, exchange: Exchange, parse: Callable[[bytes], Call]) -> None:
         headers, app = exchange.headers, self._app
-        if app.draining:
+        if app.closed:
             self._fail(exchange, ShuttingDown("the router is shutting down"))
+            return
+        now_s = time.time()
+        identity = app.dispatcher.tenants.identify(headers.get(b"authorization"), now_s)
+        if not isinstance(identity, Identity):
+            self._unknown(exchange, identity)
             return
         try:
             call = parse(exchange.body)
             timeout = headers.get(b"x-request-timeout-ms")
             timeout_ms = None if timeout is None else parse_timeout_ms(timeout)
+            if TIMING in headers and parse_switch(headers[TIMING], "X-Calculet-Timing"):
+                call = msgspec.structs.replace(call, timing=True)
         except CalculetError as error:
             self._fail(exchange, error)
             return
         exchange.body = b""
+        if call.stream and (full := exchange.connection.server.no_stream_left()):
+            self._fail(exchange, full)
+            return
         label = None if exchange.label is None else exchange.label.decode()
-        app.feed(
-            events.CallArrived(Reply(exchange, call), call, int(time.time()), headers.get(b"authorization"), timeout_ms, label)
-        )
+        app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label))
+
+    def _question(self, exchange: Exchange, path: bytes) -> None:
+        if (identity := self._who(exchange)) is None:
+            return
+        try:
+            question = QUESTIONS[path](exchange.body)
+        except CalculetError as error:
+            self._fail(exchange, error)
+            return
+        exchange.body = b""
+        self._app.feed(events.LookupAsked(Told(exchange, path[1:].decode(), self._app), question, identity))
+
+    def _unknown(self, exchange: Exchange, error: CalculetError) -> None:
+        """Nobody we know."""
+        self._fail(exchange, error, b"www-authenticate: Bearer\r\n" if error.http_status == 401 else b"")
+
+    def _who(self, exchange: Exchange) -> Identity | None:
+        """Who asks; None when that was answered with an error."""
+        identity = self._app.dispatcher.tenants.identify(exchange.headers.get(b"authorization"), time.time())
+        if isinstance(identity, Identity):
+            return identity
+        self._unknown(exchange, identity)
+        return None
 
     def _fail(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
         self._app.count_error(error)
@@ -164,13 +234,21 @@ class Endpoints:
 
     # ---------------------------------------------------------------- what is served
     def _models(self, exchange: Exchange) -> None:
-        data = [self._describe(view) for view in self._app.dispatcher.aliases.views() if self._boards(view)]
+        if (identity := self._who(exchange)) is None:
+            return
+        dispatcher = self._app.dispatcher
+        views = [view for view in dispatcher.aliases.views() if not dispatcher.tenants.forbids(identity.tenant, view.alias)]
+        data = [self._describe(view) for view in views if self._boards(view)]
         exchange.respond(200, _encode({"object": "list", "data": data}))
 
     def _model(self, exchange: Exchange) -> None:
+        if (identity := self._who(exchange)) is None:
+            return
         name = unquote(_path(exchange.target)[len(MODELS) + 1 :].decode("latin-1"))
         found = self._app.dispatcher.aliases.resolve(name)
-        if isinstance(found, CalculetError):
+        if forbidden := self._app.dispatcher.tenants.forbids(identity.tenant, name):
+            self._fail(exchange, forbidden)
+        elif isinstance(found, CalculetError):
             self._fail(exchange, found)
         elif not self._boards(found):
             self._fail(exchange, NoReadyWorker(f"no worker is ready to serve {name!r}"))
@@ -216,18 +294,26 @@ class Endpoints:
     def _version(self, exchange: Exchange) -> None:
         roster = self._app.dispatcher.roster
         body = {
-            "version": version("calculet"),
+            **build(),
             "protocol": PROTOCOL,
             "view_version": roster.version if roster.version >= 0 else None,
-            "boards": [
-                {
-                    "board": board.board, "epoch": board.epoch, "generation": board.generation, "digest": board.digest,
-                    "alias": board.alias, "state": board.state,
-                }
-                for board in roster.view.boards
-            ],
-        }  # fmt: skip
+            "boards": [self._board(board, roster.find(board.board, board.epoch)) for board in roster.view.boards],
+        }
         exchange.respond(200, _encode(body))
+
+    def _openapi(self, exchange: Exchange) -> None:
+        self._document = self._document or _encode(document(str(build()["version"])))
+        exchange.respond(200, self._document)
+
+    @staticmethod
+    def _board(view: BoardView, worker: Worker | None) -> dict[str, Any]:
+        """A board with its device's versions, as its worker told them when it greeted this router."""
+        hello = worker.hello if worker is not None else None
+        return {
+            "board": view.board, "epoch": view.epoch, "generation": view.generation, "digest": view.digest, "alias": view.alias,
+            "state": view.state, "device": dict.fromkeys(DEVICE_VERSIONS) | (hello.versions if hello else {}),
+            "chips": hello.chips if hello else None,
+        }  # fmt: skip
 
     def _metrics(self, exchange: Exchange) -> None:
         async def answer() -> None:

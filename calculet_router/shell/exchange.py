@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calculet_core.errors import CalculetError
+from calculet_router.actions import Ticket
 from calculet_router.sse import PING, error_body, error_event
 
 if TYPE_CHECKING:
-    from calculet_router.shell.http_server import Connection
+    from calculet_router.shell.connection import Connection
 
 REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed",
@@ -34,8 +35,8 @@ class Exchange:
     """
 
     __slots__ = (
-        "_started", "body", "connection", "error", "finished", "headers", "http10", "idle_since", "keep_alive", "label", "may_ping",
-        "method", "owner", "streaming", "target",
+        "_started", "body", "connection", "error", "finished", "headers", "held", "http10", "idle_since", "keep_alive", "label",
+        "may_ping", "method", "owner", "streaming", "target", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -56,15 +57,34 @@ class Exchange:
         """For `x-request-id`: the client's, else ours once it is minted."""
         self.owner: Any = None
         """Who produces the answer, while it does."""
+        self.ticket: Ticket | None = None
+        """Of a call: what the head says of the tenant's limits."""
         self.idle_since = 0.0
+        self.held = 0
+        """Bytes of its body that count against `max_buffered_body_bytes` until it is answered."""
+
+    def begin_stream(self) -> None:
+        """The answer will be a stream, unless it fails before its first byte."""
+        self.streaming = True
+        self.connection.server.streams += 1
+
+    def abandon(self) -> None:
+        """Nobody will read the answer."""
+        self.finished, self.owner = True, None
+        if self.streaming:
+            self.streaming = False
+            self.connection.server.streams -= 1
 
     def respond(self, status: int, body: bytes, content_type: bytes = JSON, headers: bytes = b"") -> None:
         """A whole answer; `headers` are complete lines. HEAD gets the headers alone."""
         if self.finished:
             return
-        self.finished, self.owner = True, None
+        self.abandon()
         connection = self.connection
-        if not self.keep_alive or connection.server.draining:
+        if self.ticket is not None:
+            headers += self.ticket.headers
+        self.keep_alive = self.keep_alive and not connection.says_goodbye
+        if not self.keep_alive:
             headers += b"connection: close\r\n"
         if self.label is not None:
             headers += b"x-request-id: %b\r\n" % self.label
@@ -99,7 +119,7 @@ class Exchange:
         """No more events."""
         if self.finished:
             return
-        self.finished, self.owner = True, None
+        self.abandon()
         if not self.http10:
             self.connection.write(b"0\r\n\r\n")
         self.connection.done(self)
@@ -116,10 +136,13 @@ class Exchange:
     def _start(self) -> None:
         self._started = True
         head = _STREAM_HEAD % self.connection.server.date
+        if self.ticket is not None:
+            head += self.ticket.headers
         if self.label is not None:
             head += b"x-request-id: %b\r\n" % self.label
         if not self.http10:
             head += b"transfer-encoding: chunked\r\n"
+        self.keep_alive = self.keep_alive and not self.connection.says_goodbye
         if not self.keep_alive:
             head += b"connection: close\r\n"
         self.connection.write(head + b"\r\n")

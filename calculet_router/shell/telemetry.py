@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 
+from msgspec.structs import fields
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
 
@@ -21,9 +22,10 @@ from calculet_core.metrics import metrics_of
 from calculet_core.shell.telemetry import Collectors
 from calculet_router import actions
 
+FIRST = "router"
+"""Name of a fleet's first router. Metrics of further ones carry the label `router`."""
 OTHER = "other"
 """Label of a model that is not ours: labels come from a closed set."""
-LIMITS = ("max_connections", "max_inflight_requests", "max_body_bytes", "max_header_bytes", "max_output_buffer_bytes")
 CLIENT_LEFT = "499"
 """Status label of a call whose client left before an answer."""
 
@@ -31,16 +33,21 @@ CLIENT_LEFT = "499"
 class RouterTelemetry:
     """Counts what actions report."""
 
-    def __init__(self, config: RouterConfig) -> None:
-        self.collectors = Collectors("router")
+    def __init__(self, config: RouterConfig, name: str = FIRST) -> None:
+        constant = {} if name == FIRST else {"router": name}
+        self.collectors = Collectors("router", **constant)
         self.requests = self.failed = self.resent = 0
         self._ended: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
+        self._tenants: dict[tuple[str, str], list[int]] = {}
+        """(tenant, outcome) -> requests, prompt tokens, generated tokens."""
         self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-        self._first = Times("calculet_router_ttft_seconds", self.collectors)
-        self._whole = Times("calculet_router_e2e_seconds", self.collectors)
-        for limit in LIMITS:
-            self.collectors("calculet_router_limit", limit=limit).set(getattr(config, limit))
+        self._first = Times("calculet_router_ttft_seconds", self.collectors, constant)
+        self._whole = Times("calculet_router_e2e_seconds", self.collectors, constant)
+        for field in fields(config):
+            value = getattr(config, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self.collectors("calculet_router_limit", limit=field.name).set(value)
 
     def ended(self, action: actions.Ended, model: str) -> None:
         """A call's end."""
@@ -48,9 +55,16 @@ class RouterTelemetry:
         status = str(error.http_status) if error is not None else "200" if action.outcome == "completed" else CLIENT_LEFT
         self._ended[model, action.outcome, status] += 1
         self.requests += 1
+        sums = self._tenants.get((action.tenant, action.outcome))
+        if sums is None:
+            sums = self._tenants[action.tenant, action.outcome] = [0, 0, 0]
+        sums[0] += 1
+        sums[1] += action.prompt_tokens
+        sums[2] += action.generated_tokens
         if error is not None:
             self.failed += 1
             self.error(error)
+            self.count("calculet_router_tenant_refusals", tenant=action.tenant, code=error.code)
         if action.prompt_tokens:
             self._tokens["calculet_router_prompt_tokens", model] += action.prompt_tokens
         if action.generated_tokens:
@@ -63,6 +77,10 @@ class RouterTelemetry:
     def error(self, error: CalculetError) -> None:
         """An error that a client got."""
         self.count("calculet_router_errors", code=error.code)
+
+    def limited(self, limit: str) -> None:
+        """A limit of the configuration took effect."""
+        self.count("calculet_router_limit_hits", limit=limit)
 
     def count(self, name: str, amount: int = 1, **labels: str) -> None:
         """Any other counter of the catalogue."""
@@ -82,16 +100,21 @@ class RouterTelemetry:
             collectors(name, model=model).inc(amount)
         for (name, labels), amount in self._others.items():
             collectors(name, **dict(labels)).inc(amount)
-        for kept in (self._ended, self._tokens, self._others):
+        for (tenant, outcome), (requests, prompts, generated) in self._tenants.items():
+            collectors("calculet_router_tenant_requests", tenant=tenant, outcome=outcome).inc(requests)
+            collectors("calculet_router_tenant_tokens", tenant=tenant, kind="prompt").inc(prompts)
+            collectors("calculet_router_tenant_tokens", tenant=tenant, kind="generated").inc(generated)
+        for kept in (self._ended, self._tokens, self._others, self._tenants):
             kept.clear()
 
 
 class Times(Collector):
     """A histogram of the catalogue with the label `model`, cheap to observe; it takes the place of the registry's own."""
 
-    def __init__(self, name: str, collectors: Collectors) -> None:
+    def __init__(self, name: str, collectors: Collectors, constant: Mapping[str, str]) -> None:
         metric = metrics_of("router")[name]
         self._name, self._help, self._bounds = name, metric.help, metric.buckets
+        self._constant = constant
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
         collectors.replace(name, self)
@@ -107,8 +130,9 @@ class Times(Collector):
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Of prometheus_client."""
-        family = HistogramMetricFamily(self._name, self._help, labels=["model"])
+        family = HistogramMetricFamily(self._name, self._help, labels=["model", *self._constant])
         for model, counts in self._counts.items():
             bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-            family.add_metric([model], list(zip(bounds, accumulate(counts), strict=True)), self._sums[model])
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric([model, *self._constant.values()], buckets, self._sums[model])
         yield family

@@ -1,4 +1,4 @@
-"""`calculet package build|sign|verify|show`: signed model packages."""
+"""`calculet package build|prove|sign|verify|show`: signed model packages."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ def build(recipe: str, out: Path, key: Path | None, options: tuple[str, ...]) ->
     command = [sys.executable, "-m", "calculet_worker", "build-package", recipe, "--out", str(out)]
     command += [*(["--key", str(key)] if key else []), *options]
     sys.exit(subprocess.run(command, check=False).returncode)
+
+
+@package.command(context_settings={"ignore_unknown_options": True})
+@click.argument("folder", type=FOLDER)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def prove(folder: Path, options: tuple[str, ...]) -> None:
+    """Prove on the device whether prompts may be cut, and where (`calculet-worker prove`, which explains OPTIONS).
+
+    Without --key the result is only shown; with it the package takes it up and is signed anew.
+    """
+    sys.exit(subprocess.run([sys.executable, "-m", "calculet_worker", "prove", str(folder), *options], check=False).returncode)
 
 
 @package.command()

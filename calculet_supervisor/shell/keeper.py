@@ -24,6 +24,7 @@ from calculet_core.errors import ExitCode
 from calculet_core.shell.control_client import pack, unpacker
 from calculet_core.shell.files import FileLock, LockHeld
 from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
 from calculet_supervisor.shell.watching import Watch
 
@@ -40,6 +41,7 @@ STOP_GRACE_S = 8.0
 CHUNK_BYTES = 65_536
 SIGNALS: dict[str, tuple[signal.Signals, bool]] = {
     "stop": (signal.SIGTERM, False),
+    "dump": (DUMP, False),
     "abort": (signal.SIGABRT, False),
     "kill": (signal.SIGKILL, True),
 }

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from msgspec.structs import fields
 
 from calculet_core import history
+from calculet_core.config import FleetConfig
 from calculet_core.shell.telemetry import Collectors
+from calculet_core.states.rollout import ROLLOUT, RolloutState
 from calculet_core.states.worker_process import ProcessState
 from calculet_supervisor.reconcile import Reconciler
+from calculet_supervisor.rollout import Rollout
+from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.world import Note
+
+_OVER = frozenset(state.name for state in ROLLOUT.terminal)
 
 
 class Telemetry:
     """Collects for `/metrics`."""
 
-    def __init__(self, reconciler: Reconciler, sightings: Sightings) -> None:
-        self._reconciler, self._sightings = reconciler, sightings
+    def __init__(self, reconciler: Reconciler, sightings: Sightings, crashes: CrashBundles, config: FleetConfig) -> None:
+        self._reconciler, self._sightings, self._crashes = reconciler, sightings, crashes
         self._collectors = Collectors("supervisor")
+        limits: dict[str, float] = {"crashes.keep": config.crashes.keep, "crashes.max_bytes": config.crashes.max_bytes}
+        for field in fields(config.supervision):
+            value = getattr(config.supervision, field.name)
+            if isinstance(value, int | float):
+                limits[f"supervision.{field.name}"] = value
+        for name, value in limits.items():
+            self._collectors("calculet_supervisor_limit", limit=name).set(value)
 
     def note(self, note: Note) -> None:
         """Count what was decided."""
         if note.event == history.FLEET_WORKER_STARTED and note.data["automatic"]:
             self._collectors("calculet_supervisor_restarts", board=note.board).inc()
+        elif note.event == history.FLEET_ROLLOUT and note.data["state"] in _OVER:
+            self._collectors("calculet_supervisor_rollouts_ended", state=note.data["state"].lower()).inc()
         elif note.event == history.FLEET_RESET_GRANTED:
             self._collectors("calculet_supervisor_resets", board=note.board).inc()
         elif note.event == history.FLEET_RESET_DENIED:
             self._collectors("calculet_supervisor_resets_denied", board=note.board).inc()
 
-    def exposition(self, view_version: int) -> bytes:
-        """The scrape's text."""
+    def exposition(
+        self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool
+    ) -> bytes:
+        """The scrape's text. `condemned` has every board."""
         collectors, lives = self._collectors, self._reconciler.lives
         states = Counter(life.state for life in lives.values())
         for state in ProcessState:
@@ -38,6 +58,15 @@ class Telemetry:
             up, ready = seen.report is not None, seen.report is not None and seen.report.state == "READY"
             collectors("calculet_supervisor_worker_up", board=board).set(int(up))
             collectors("calculet_supervisor_board_ready", board=board).set(int(ready))
+        collectors("calculet_supervisor_crash_bundles", result="written").set(self._crashes.written)
+        collectors("calculet_supervisor_crash_bundles", result="failed").set(self._crashes.failed)
+        swaps = Counter(rollout.state for rollout in rollouts)
+        for name in (state.name for state in RolloutState if state not in ROLLOUT.terminal):
+            collectors("calculet_supervisor_rollouts", state=name.lower()).set(swaps[name])
+        for board, aside in condemned.items():
+            collectors("calculet_supervisor_board_condemned", board=board).set(int(aside))
+        collectors("calculet_supervisor_artifacts_quarantined").set(quarantined)
+        collectors("calculet_supervisor_breaker_open").set(int(breaker))
         collectors("calculet_supervisor_view_version").set(view_version)
         collectors("calculet_supervisor_routers").set(len(self._sightings.routers))
         return collectors.exposition()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,16 @@ from cryptography.hazmat.primitives.serialization import (
 from calculet_core.artifact import MANIFEST_NAME, SIGNATURE_NAME, GoldenCase, Package, parse_manifest, sha256_hex, sign_manifest
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, ConfigError
-from calculet_core.jobs import Completion, Job, JobHandle, JobKind, OutputStatus, ReturnCode
+from calculet_core.jobs import ReturnCode
 from calculet_core.shell.files import read_bounded
 from calculet_core.shell.packages import hash_file
+from calculet_worker.commands.device_runs import Runs
+from calculet_worker.commands.prove import ABILITY, ability_of, prove_cuts, write_proof
 from calculet_worker.commands.recipes import RECIPES, Options, Recipe
 from calculet_worker.device import BACKENDS
-from calculet_worker.device.base import BoardUnavailable, Device
+from calculet_worker.device.base import BoardUnavailable
 
 GOLDEN = "golden.jsonl"
-JOB_LIMIT_NS = 300 * 10**9
 
 
 def build_package(
@@ -76,71 +78,49 @@ def _build(folder: Path, recipe: Recipe, options: Options) -> Package:
         if (rc := device.configure(draft, 1)) != ReturnCode.OK:
             raise ArtifactError(f"the device does not take the package (code {int(rc)})")
         cases = [
-            record_golden(device, draft, case, prompt, recipe.golden_tokens, recipe.min_margin)
+            record_golden(Runs(device, draft), case, prompt, recipe.golden_tokens, recipe.min_margin)
             for case, prompt in recipe.golden_prompts(folder).items()
         ]
+        if recipe.cuts:
+            proof = prove_cuts(device, replace(draft, golden=tuple(cases)), recipe.cuts)
+            write_proof(folder, proof)
+            if (ability := ability_of(proof)) is not None:
+                mapping["abilities"] = {**mapping["abilities"], ABILITY: ability}
     finally:
         device.close()
     (folder / GOLDEN).write_bytes(b"".join(msgspec.json.encode(case) + b"\n" for case in cases))
     return _with_hashes(folder, mapping)
 
 
+def seal(folder: Path, mapping: dict[str, Any], key: Ed25519PrivateKey) -> Package:
+    """Hash what is in the folder, write the manifest and sign it."""
+    package = _with_hashes(folder, mapping)
+    (folder / SIGNATURE_NAME).write_bytes(sign_manifest((folder / MANIFEST_NAME).read_bytes(), key))
+    return package
+
+
 def _with_hashes(folder: Path, mapping: dict[str, Any]) -> Package:
     """Hash what is there and write the manifest."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     files = {name: hash_file(folder / name) for name in names if name not in (MANIFEST_NAME, SIGNATURE_NAME)}
-    whole = {**mapping, "golden": GOLDEN, "image_sha256": files[mapping["image"]], "files": files}
+    whole = {**mapping, "golden": mapping.get("golden", GOLDEN), "image_sha256": files[mapping["image"]], "files": files}
     data = yaml.safe_dump(whole, sort_keys=False, allow_unicode=True, width=120).encode()
     (folder / MANIFEST_NAME).write_bytes(data)
     return Package(folder, parse_manifest(data, str(folder / MANIFEST_NAME)), sha256_hex(data), ())
 
 
-def record_golden(device: Device, package: Package, name: str, prompt: list[int], count: int, min_margin: float) -> GoldenCase:
-    """Greedy tokens of a prompt on lane 0, with the margin between the best and the second-best logit at each."""
-    granularity = (proof := package.manifest.abilities.get("incremental_prefill")) and proof.granularity
-    logits = _prefill(device, package, prompt, granularity or len(prompt))
+def record_golden(runs: Runs, name: str, prompt: list[int], count: int, min_margin: float) -> GoldenCase:
+    """Greedy tokens of a prompt, with the margin between the best and the second-best logit at each."""
     tokens: list[int] = []
     margins: list[float] = []
-    while len(tokens) < count:
+    for logits in runs.answer(prompt, (), count - 1):
         second, best = np.partition(logits, -2)[-2:]
         tokens.append(int(logits.argmax()))
         margins.append(round(float(best - second), 4))
-        if len(tokens) < count:
-            logits = _run(device, _decode(package, tokens[-1], len(prompt) + len(tokens) - 1))
-    device.release(0)
     case = GoldenCase(name, prompt, tokens, margins, min_margin)
     if not case.gated():
         raise ArtifactError(f"golden case {name!r}: the first margin {margins[0]} is below {min_margin}: it would prove nothing")
     return case
-
-
-def _prefill(device: Device, package: Package, prompt: list[int], part: int) -> Any:
-    ids, logits = np.array(prompt, np.int32), None
-    for start in range(0, len(ids), max(part, 1)):
-        piece = ids[start : start + part]
-        positions = np.arange(start, start + len(piece), dtype=np.int32)
-        profile, last = package.manifest.profile(1), start + len(piece) == len(ids)
-        logits = _run(device, Job(1, 1, JobKind.PREFILL, profile, np.zeros(1, np.int32), piece, positions, None, last))
-    return logits
-
-
-def _decode(package: Package, token: int, position: int) -> Job:
-    one = np.ones(1, np.uint8)
-    lane, tokens, positions = (np.array([value], np.int32) for value in (0, token, position))
-    return Job(1, 1, JobKind.DECODE, package.manifest.profile(1), lane, tokens, positions, one)
-
-
-def _run(device: Device, job: Job) -> Any:
-    """Logits of the job's only row, as a copy; None for a part of a prompt."""
-    handle = device.submit(job)
-    if not isinstance(handle, JobHandle):
-        raise ArtifactError(f"the device refuses a {job.kind} job (code {int(handle)})")
-    done = device.wait_any(JOB_LIMIT_NS)
-    if not isinstance(done, Completion) or done.status is not OutputStatus.DONE:
-        raise ArtifactError(f"the device does not finish a {job.kind} job")
-    logits = None if done.logits is None else np.array(done.logits[0])
-    device.give_back(done)
-    return logits
 
 
 def read_private_key(path: Path) -> Ed25519PrivateKey:

@@ -34,11 +34,6 @@ ABILITIES = {
         "level": "C0",
         "evidence": f"{PROOF}: the same bits in every batch, lane and order. A CPU engine's batches prove nothing about an NPU",
     },
-    "incremental_prefill": {
-        "level": "C0",
-        "granularity": MICRO_BATCH,
-        "evidence": f"{PROOF}: cuts at multiples of the engine's micro-batch give the bits of one job",
-    },
 }
 
 GOLDEN_TOKENS, GOLDEN_MIN_MARGIN = 16, 1.0

@@ -45,6 +45,8 @@ class Recipe:
     golden_prompts: Callable[[Path], dict[str, list[int]]]
     golden_tokens: int
     min_margin: float
+    cuts: tuple[int, ...] = ()
+    """Granularities at which cuts of prompts are to be proven on the device; none: prompts are never cut."""
 
 
 def byte_prompts(folder: Path) -> dict[str, list[int]]:
@@ -109,7 +111,7 @@ def qwen3_sim(folder: Path, options: Options) -> dict[str, Any]:
         backend_options={
             "decode_ns": {"1": step_ns}, "decode_context_ns": step_ns / 120_000, "prefill_base_ns": step_ns,
             "prefill_token_ns": step_ns * 2 // 75, "h2d_ns": step_ns // 250, "d2h_ns": step_ns // 170, "jitter": 0.02,
-            "configure_ns": 300 * MS,
+            "configure_ns": 300 * MS, "exact_cuts": 0,
         },
         abilities={},
     )  # fmt: skip
@@ -152,7 +154,10 @@ def smollm2() -> Recipe:
     """The real engine's recipe."""
     from calculet_worker.commands import recipe_smollm2 as module
 
-    return Recipe(lambda folder, _: module.build(folder), module.golden_prompts, module.GOLDEN_TOKENS, module.GOLDEN_MIN_MARGIN)
+    return Recipe(
+        lambda folder, _: module.build(folder), module.golden_prompts, module.GOLDEN_TOKENS, module.GOLDEN_MIN_MARGIN,
+        cuts=(module.MICRO_BATCH,),
+    )  # fmt: skip
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {

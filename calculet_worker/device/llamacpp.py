@@ -241,15 +241,16 @@ class LlamaDevice:
             lengths = board.lengths.copy()
         for lane in released:
             board.session.truncate(lane, 0)
-        started = time.perf_counter_ns()
+        started = time.monotonic_ns()
         status, logits = board.compute(job, lengths)
-        spent = time.perf_counter_ns() - started
+        spent = time.monotonic_ns() - started
         with self._changed:
             self._job = None
             self._finished += 1
             self._leases[job.job_id] = board
             board.lengths[job.lanes] = board.length_after(job) if status is OutputStatus.DONE else 0
-        return Completion(job.job_id, job.generation, status, logits, EngineBank.PING, JobTimings(wait_ns=spent), buffer_id=0)
+        timings = JobTimings(wait_ns=spent, started_ns=started)
+        return Completion(job.job_id, job.generation, status, logits, EngineBank.PING, timings, buffer_id=0)
 
     def give_back(self, completion: Completion) -> None:
         """Ends the lease."""

@@ -218,7 +218,8 @@ class SimBoard:
         buffer.job_id = job.job_id
         timings = self._timings(graph, job, given)
         logits = graph.compute(job, given, buffer)
-        done_ns = self._schedule(graph.profile, engine, timings, now_ns)
+        start_ns, done_ns = self._schedule(graph.profile, engine, timings, now_ns)
+        timings = JobTimings(timings.h2d_ns, timings.wait_ns, timings.d2h_ns, start_ns + (timings.h2d_ns or 0))
         self._flights.append(_Flight(job, engine, given.lanes, done_ns, timings, buffer, logits, _bytes_of(job)))
         return JobHandle(job.job_id, engine)
 
@@ -271,8 +272,8 @@ class SimBoard:
             compute *= 1 + profile.jitter * (2 * self._random.random() - 1)
         return JobTimings(profile.h2d_ns, int(compute * NOMINAL_MHZ / self._slowest_mhz), profile.d2h_ns)
 
-    def _schedule(self, profile: SimProfile, engine: EngineBank, timings: JobTimings, now_ns: int) -> int:
-        """When a job that is submitted now is done."""
+    def _schedule(self, profile: SimProfile, engine: EngineBank, timings: JobTimings, now_ns: int) -> tuple[int, int]:
+        """When a job that is submitted now begins, and when it is done."""
         other = EngineBank.PONG if engine is EngineBank.PING else EngineBank.PING
         others_left = max(0, self._engine_free_ns[other] - now_ns)
         start = max(now_ns, self._engine_free_ns[engine], now_ns + int((1 - profile.overlap) * others_left))
@@ -281,7 +282,7 @@ class SimBoard:
         if done > self._busy_until_ns:
             self._busy_ns += done - max(start, self._busy_until_ns)
             self._busy_until_ns = done
-        return done
+        return start, done
 
     def _live(self, now_ns: int) -> None:
         """Let the chips warm up or cool down until now."""

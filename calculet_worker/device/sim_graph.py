@@ -14,6 +14,8 @@ from calculet_worker.device.sim_rule import Floats, Ints, TokenRule, profile_of
 
 EMPTY = -1
 """What a lane holds at a position that it was never given."""
+CUT = -2
+"""Stands for a prompt that was continued where the artifact does not do so exactly."""
 BUFFERS_PER_ENGINE = 2
 INT32, UINT8 = np.dtype(np.int32), np.dtype(np.uint8)
 
@@ -117,6 +119,8 @@ class Graph:
             self.tokens[lane, length : length + count] = tokens
             self.lengths[lane] += count
             self.digests[lane] += self.rule.traces(tokens, length)
+            if length and (not self.profile.exact_cuts or length % self.profile.exact_cuts):
+                self.scar(lane, self.rule.trace(CUT, length))
             return
         for token, position in zip(tokens.tolist(), positions.tolist(), strict=True):
             self.misplace(lane, token, position)
@@ -138,6 +142,11 @@ class Graph:
         self.tokens[lane, position] = token
         self.lengths[lane] = length = max(self.lengths[lane], position + 1)
         self.digests[lane] = self.rule.traces(self.tokens[lane, :length], 0) + self.scars[lane]
+
+    def scar(self, lane: int, trace: int) -> None:
+        """Something that the lane's tokens do not show has changed what it computes."""
+        self.scars[lane] += trace
+        self.digests[lane] += trace
 
     def clear(self, lane: int) -> None:
         """The lane is empty."""

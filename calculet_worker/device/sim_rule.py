@@ -49,6 +49,8 @@ class SimProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eos_per_token: Share = 0.0
     """How often the next token is the first of `eos_token_ids`."""
     configure_ns: Natural = 0
+    exact_cuts: Natural = 1
+    """A prompt that is continued at a multiple of this is computed as in one job, elsewhere with other numbers; 0: nowhere."""
 
     def step_ns(self, batch: int) -> int:
         """A decode step of that compiled batch, nothing in its lanes.

@@ -1,16 +1,18 @@
 """Jobs that the device has, or is about to get: at most two, in separate banks, and no sequence in both (scheduling §14).
 
-Two in flight need the configuration's word and the device's. A device that is busy while it holds another job cannot really take
-two: then new jobs go one at a time for the rest of the generation, and what was submitted drains.
+Two in flight need the configuration's word and the device's, and `pingpong` must not have taken it back: then new jobs go one at a
+time, and what was submitted drains.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from calculet_core.config import ExecutorConfig
-from calculet_core.jobs import EngineBank, Job
+from calculet_core.jobs import EngineBank, Job, JobTimings
 from calculet_core.requests import SequenceState
+from calculet_worker.actions import TracedRow
+from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.scheduling.arbiter import Turn
 
 
@@ -27,24 +29,40 @@ class InflightJob:
     prefill_end: int = 0
     """Prompt positions that are in KV once it is done; 0 for a decode step."""
     prefill_last: bool = False
-    accepted: bool = False
-    """The device took it (`JobSubmitted`)."""
+    waited_ns: int = 0
+    """How long the sequence that was ready first had been so; decode steps only."""
+    traced: list[TracedRow] = field(default_factory=list)
+    """For the step trace, while it is on."""
+    engine: EngineBank | None = None
+    """Which engine took it (`JobSubmitted`); None before."""
+    together: bool = False
+    """Another job was in flight for a part of its time."""
 
 
 class Inflight:
-    """By job id. `limit` is what may be in flight now."""
+    """By job id. `most` is what configuration, device and buffers allow."""
 
-    __slots__ = ("_banks", "_jobs", "_members", "limit")
+    __slots__ = ("_banks", "_jobs", "_last", "_members", "_pingpong", "alone", "most")
 
-    def __init__(self, config: ExecutorConfig, device_max: int, output_buffers: int) -> None:
-        self.limit = max(1, min(config.max_inflight, device_max, output_buffers))
+    def __init__(self, config: ExecutorConfig, device_max: int, output_buffers: int, pingpong: PingPong) -> None:
+        self.most = max(1, min(config.max_inflight, device_max, output_buffers))
+        self._pingpong = pingpong
+        self.alone = False
+        """For now one at a time, to see how long steps take alone."""
         pair = (EngineBank.PING, EngineBank.PING) if config.fixed_engine else (EngineBank.PING, EngineBank.PONG)
-        self._banks = pair if self.limit > 1 else pair[:1] if config.fixed_engine else (EngineBank.AUTO,)
+        self._banks = pair if self.most > 1 else pair[:1] if config.fixed_engine else (EngineBank.AUTO,)
         self._jobs: dict[int, InflightJob] = {}
         self._members: set[int] = set()
+        self._last = (0, 0)
+        """When the job that completed last began and ended on the device."""
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def limit(self) -> int:
+        """What may be in flight now."""
+        return 1 if self.alone or self._pingpong.reason is not None else self.most
 
     @property
     def has_room(self) -> bool:
@@ -66,6 +84,10 @@ class Inflight:
         if not self._members.isdisjoint(members):
             raise ValueError(f"job {entry.job.job_id}: a sequence of it is in another job")
         self._members.update(members)
+        if self._jobs:
+            entry.together = True
+            for other in self._jobs.values():
+                other.together = True
         self._jobs[entry.job.job_id] = entry
 
     def get(self, job_id: int) -> InflightJob | None:
@@ -83,9 +105,14 @@ class Inflight:
         """A fault takes every job."""
         return [entry for job_id in list(self._jobs) if (entry := self.pop(job_id)) is not None]
 
-    def degrade(self) -> None:
-        """One at a time from now on."""
-        self.limit = 1
+    def overlap_ns(self, timings: JobTimings) -> int:
+        """How long a job that has just completed computed beside the one that completed before it, by the device's trace."""
+        if timings.started_ns is None or timings.wait_ns is None:
+            return 0
+        start, end = timings.started_ns, timings.started_ns + timings.wait_ns
+        before_start, before_end = self._last
+        self._last = (start, end)
+        return max(0, min(end, before_end) - max(start, before_start))
 
     def expected_ns(self) -> int:
         """What the jobs in flight should still take at most."""

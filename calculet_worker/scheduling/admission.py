@@ -17,6 +17,10 @@ from calculet_core.capacity import CapacityBudget
 from calculet_core.clock import S
 from calculet_core.errors import CalculetError, ContextLengthExceeded, InvalidValue, OverCapacity
 
+HOPE = 2
+"""A request is not queued when even at this many times the measured rate it would get its lane after its deadline."""
+MIN_MEASURED = 8
+"""Departures before the rate counts as measured."""
 MAX_RETRY_AFTER_S = 60.0
 UNMEASURED_RETRY_AFTER_S = 1.0
 
@@ -71,6 +75,12 @@ class DrainRate:
         """A request got a lane."""
         self._times.append(now_ns)
 
+    def wait_s(self, waiting: int, now_ns: int) -> float | None:
+        """Until `waiting` requests will have left at the measured rate; None before it was measured."""
+        if len(self._times) < MIN_MEASURED or now_ns <= self._times[0]:
+            return None
+        return waiting * (now_ns - self._times[0]) / S / len(self._times)
+
     def retry_after_s(self, waiting: int, now_ns: int) -> float:
         """Whole seconds until `waiting` requests will have left, 1 to 60; 1 before anything was measured."""
         if len(self._times) < 2 or now_ns <= self._times[0]:
@@ -120,7 +130,13 @@ class AdmissionController:
         return room if asked is None else asked
 
     def decide(
-        self, prompt_tokens: int, asked: int | None, id_range: tuple[int, int], look: Callable[[int], QueueState], now_ns: int
+        self,
+        prompt_tokens: int,
+        asked: int | None,
+        id_range: tuple[int, int],
+        look: Callable[[int], QueueState],
+        deadline_ns: int,
+        now_ns: int,
     ) -> Decision:
         """After tokenizing. `id_range` is the lowest and the highest of the prompt's token ids; `look` shows the queue as a
         request with so many tokens of output would find it."""
@@ -145,7 +161,15 @@ class AdmissionController:
             return RejectCapacity(OverCapacity(message, retry_after_s=self._drain.retry_after_s(now.waiting, now_ns)))
         if now.over_quota is not None:
             return RejectCapacity(now.over_quota)
-        return Queue(size)
+        return self._hopeless(now.waiting, deadline_ns, now_ns) or Queue(size)
+
+    def _hopeless(self, waiting: int, deadline_ns: int, now_ns: int) -> RejectCapacity | None:
+        """Whoever cannot get a lane before the deadline is told now, not then (scheduling §5.2)."""
+        wait_s, left_s = self._drain.wait_s(waiting, now_ns), (deadline_ns - now_ns) / S
+        if wait_s is None or wait_s <= left_s * HOPE:
+            return None
+        message = f"{waiting} requests wait; a lane is {wait_s:.1f} s away at the present rate and the deadline {left_s:.1f} s"
+        return RejectCapacity(OverCapacity(message, retry_after_s=self._drain.retry_after_s(waiting, now_ns)))
 
     def expired(self, waiting: int, now_ns: int) -> OverCapacity:
         """What a request that waited in vain is told: it met a full board, not a slow answer (acceptance §12.1)."""

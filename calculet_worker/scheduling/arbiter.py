@@ -3,7 +3,11 @@
 Deficit round robin, charged by device time: a class with credit may submit, what its job takes is charged, and when no ready class
 has credit all are paid `weight` quanta as often as it takes. So a ready class always gets a turn (work conserving), and over time
 each gets its weight's share of the device, whatever a single job costs: neither a stream of long prompts nor of decode steps
-can starve the other. Credit is never saved up while idle, and debt is never more than one job.
+can starve the other, and no weights bring a ready class under `min_share`. Credit is never saved up while idle, and debt is never
+more than one job.
+
+A decode step costs about the same with few rows as with many. So where `short_prefill_fills_lanes` says so, decode is paid only for
+the part of a step that is full while short prompts wait: lanes fill first, and the more sequences run, the more a step counts.
 """
 
 from __future__ import annotations
@@ -37,13 +41,14 @@ QUANTUM_NS = 1 * MS
 class Arbiter:
     """Credits in nanoseconds of device time; `take` charges what a job is expected to cost, `settle` corrects it."""
 
-    __slots__ = ("_credit", "_last", "_pay")
+    __slots__ = ("_credit", "_fills", "_last", "_min_share", "_pay")
 
     def __init__(self, config: QueuesConfig) -> None:
         weights = (
             config.decode_weight, config.short_prefill_weight, config.medium_prefill_weight, config.long_prefill_weight,
         )  # fmt: skip
         self._pay = [weight * QUANTUM_NS for weight in weights]
+        self._min_share, self._fills = config.min_share, config.short_prefill_fills_lanes
         self._credit = [0] * len(TURNS)
         self._last = Turn.LONG
 
@@ -54,7 +59,7 @@ class Arbiter:
         if not turns:
             return None
         if not any(credit[turn] > 0 for turn in turns):
-            self._pay_all(turns)
+            self._pay_all(turns, self._pay_of(turns, ready))
         after = self._last + 1
         return min((turn for turn in turns if credit[turn] > 0), key=lambda turn: (turn - after) % len(TURNS))
 
@@ -67,9 +72,17 @@ class Arbiter:
         """The job took `spent_ns` instead; debt is at most this one job."""
         self._credit[turn] = max(self._credit[turn] + expected_ns - spent_ns, -spent_ns)
 
-    def _pay_all(self, turns: Sequence[Turn]) -> None:
+    def _pay_of(self, turns: Sequence[Turn], ready: Sequence[int]) -> list[int]:
+        """What a round pays each class: its weight, decode's by how full its steps can be, and nobody less than the least share."""
+        pay = self._pay.copy()
+        if self._fills and ready[Turn.DECODE]:
+            pay[Turn.DECODE] = pay[Turn.DECODE] * ready[Turn.DECODE] // (ready[Turn.DECODE] + ready[Turn.SHORT])
+        least = int(self._min_share * sum(pay[turn] for turn in turns))
+        return [max(1, least, each) for each in pay]
+
+    def _pay_all(self, turns: Sequence[Turn], pay: Sequence[int]) -> None:
         """As many rounds as bring the first ready class above zero, in one step. Who has nothing to submit only pays off debt."""
-        credit, pay = self._credit, self._pay
+        credit = self._credit
         rounds = min(-credit[turn] // pay[turn] + 1 for turn in turns)
         for turn in TURNS:
             paid = credit[turn] + rounds * pay[turn]

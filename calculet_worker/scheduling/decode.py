@@ -8,20 +8,25 @@ weight, so that more sequences than rows take turns by weight.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from calculet_core.batches import BatchProfile, DecodeBatch
-from calculet_core.clock import US
+from calculet_core.clock import MS, US
 from calculet_core.config import BatchConfig
 from calculet_core.requests import SequenceState
 from calculet_core.states.request import RequestState
 from calculet_worker.jobs.buffers import InputArrays
 from calculet_worker.kv import KvManager
-from calculet_worker.scheduling.profiles import pick_profile, rows_of
+from calculet_worker.scheduling.profiles import ProfileChooser, rows_of
 from calculet_worker.scheduling.selection import Policy
 
 NO_TOKEN = -1
 _READY = RequestState.DECODE_READY
+
+
+StepTime = Callable[[int], int | None]
+"""Compiled batch -> what a step of it should take, in nanoseconds; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,27 +35,43 @@ class Choice:
 
     profile: BatchProfile
     sequences: list[SequenceState]
+    waited_ns: int = 0
+    """How long the one that was ready first has been so."""
 
 
 class DecodeQueue:
     """Sequences that are DECODE_READY, in the order in which they became so."""
 
-    __slots__ = ("_generation", "_max_rows", "_policy", "_ready", "_share", "_window_ns", "profiles", "virtual_time")
+    __slots__ = (
+        "_chooser", "_generation", "_max_rows", "_policy", "_ready", "_share", "_sla_ns", "_step_ns", "_thresholds", "_window_ns",
+        "virtual_time",
+    )  # fmt: skip
 
-    def __init__(self, generation: int, profiles: tuple[BatchProfile, ...], config: BatchConfig, policy: Policy) -> None:
-        self._generation, self._policy = generation, policy
+    def __init__(
+        self, generation: int, profiles: tuple[BatchProfile, ...], config: BatchConfig, policy: Policy, step_ns: StepTime
+    ) -> None:
+        self._generation, self._policy, self._step_ns = generation, policy, step_ns
         self._share, self._window_ns = config.tenant_lane_share, config.batching_window_us * US
+        self._sla_ns = None if config.token_sla_ms is None else config.token_sla_ms * MS
+        self._thresholds = config.thresholds
         self._ready: dict[int, SequenceState] = {}
-        self.use(profiles)
+        self._chooser = ProfileChooser(profiles, config)
+        self._max_rows = profiles[-1].compiled_batch
         self.virtual_time = 0.0
         """Where a sequence starts that joins now."""
 
     def __len__(self) -> int:
         return len(self._ready)
 
+    @property
+    def profiles(self) -> tuple[BatchProfile, ...]:
+        """What steps choose from, smallest first."""
+        return self._chooser.profiles
+
     def use(self, profiles: tuple[BatchProfile, ...]) -> None:
         """The profiles to choose from, smallest first."""
-        self.profiles, self._max_rows = profiles, profiles[-1].compiled_batch
+        self._chooser.use(profiles, self._thresholds)
+        self._max_rows = profiles[-1].compiled_batch
 
     def push(self, seq: SequenceState) -> None:
         """A sequence is DECODE_READY."""
@@ -63,12 +84,17 @@ class DecodeQueue:
     def hold_until_ns(self, others_running: bool, now_ns: int) -> int | None:
         """Until when a step that is not full waits for sequences of another job in flight (scheduling §7.2); None: it is due.
 
-        The wait never reaches a ready sequence's deadline.
+        The window runs from the oldest waiter, whoever comes after. It ends so early that the step it leads to, as long as steps
+        take, still ends before any ready sequence's deadline and within the time that `token_sla_ms` allows between tokens.
         """
         if not self._window_ns or not others_running or len(self._ready) >= self._max_rows:
             return None
         ready = self._ready.values()
-        until = min(min(seq.ready_since_ns for seq in ready) + self._window_ns, min(seq.deadline_ns for seq in ready))
+        oldest = min(seq.ready_since_ns for seq in ready)
+        step_ns = self._step_ns(self._max_rows) or 0
+        until = min(oldest + self._window_ns, min(seq.deadline_ns for seq in ready) - step_ns)
+        if self._sla_ns is not None:
+            until = min(until, oldest + self._sla_ns - step_ns)
         return until if until > now_ns else None
 
     def choose(self, now_ns: int) -> Choice | None:
@@ -81,7 +107,8 @@ class DecodeQueue:
         ]
         if not eligible:
             return None
-        profile = pick_profile(self.profiles, len(eligible))
+        oldest_ns = now_ns - min([seq.ready_since_ns for seq in eligible])
+        profile = self._chooser.choose(len(eligible), oldest_ns, self._step_ns(self._max_rows))
         chosen = self._policy(eligible, profile.compiled_batch, self._share)
         if len(chosen) == len(self._ready):
             self._ready.clear()
@@ -89,7 +116,7 @@ class DecodeQueue:
             for seq in chosen:
                 del self._ready[seq.seq_id]
         self.virtual_time = max(self.virtual_time, min([seq.virtual_finish_time for seq in chosen]))
-        return Choice(profile, chosen)
+        return Choice(profile, chosen, oldest_ns)
 
     def oldest_ns(self) -> int | None:
         """Since when the longest-waiting sequence is ready."""

@@ -33,9 +33,10 @@ from calculet_core.ids import WireKey
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
-from calculet_core.shell.journal import Journal
+from calculet_core.shell.journal import Journal, LineFile
 from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
 from calculet_core.shell.packages import load_keys
+from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
     Action,
@@ -49,6 +50,7 @@ from calculet_worker.actions import (
     SubmitJob,
     Tokenize,
     ToRouter,
+    TraceSteps,
     UnconfigureDevice,
     VerifyPackage,
 )
@@ -58,7 +60,9 @@ from calculet_worker.engine import Engine
 from calculet_worker.events import (
     CancelAsked,
     CommandArrived,
+    CountersRead,
     Event,
+    JobSubmitted,
     LaneReleased,
     PackageVerified,
     RequestArrived,
@@ -67,12 +71,14 @@ from calculet_worker.events import (
     Tokenized,
     TokenizingFailed,
 )
-from calculet_worker.shell.executor import Executor
+from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
+from calculet_worker.shell.lookups import Lookups
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
 from calculet_worker.shell.telemetry import Telemetry
 from calculet_worker.shell.tokenizing import PromptTokenizer, TokenizingPool
+from calculet_worker.shell.tracing import Tracer
 
 SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter waits no longer for a busy one."""
@@ -88,7 +94,8 @@ STUCK_AFTER_S = 2.0
 DRAIN_GRACE_S = 5.0
 """Beyond the drain deadline, before the process ends without the engine's word."""
 COMMANDS = (
-    wire.LoadModel, wire.UnloadModel, wire.DrainBoard, wire.ResumeBoard, wire.GrantReset, wire.DenyReset, wire.StopWorker,
+    wire.LoadModel, wire.UnloadModel, wire.DrainBoard, wire.ResumeBoard, wire.SetPingPong, wire.GrantReset, wire.DenyReset,
+    wire.StopWorker,
 )  # fmt: skip
 DRAM_UNIT = 1 << 30
 log = logging.getLogger("calculet.worker")
@@ -104,11 +111,17 @@ class Worker:
         self._engine = Engine(
             board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
             int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
+            time.monotonic_ns if config.trace.steps else None,
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
-        self._telemetry = Telemetry(board.name, self._engine, device, config.fault_injection and FAULTS_OPTION in board.options)
+        armed = config.fault_injection and FAULTS_OPTION in board.options
+        tenants = [tenant.name for tenant in config.tenants]
+        self._telemetry = Telemetry(board.name, self._engine, device, tenants, armed)
         self._reporter = Reporter(device)
+        trace = config.trace
+        steps = LineFile(fleet.step_trace(board.name), trace.max_bytes, trace.keep) if trace.steps else None
+        self._tracer = Tracer(steps, board.name, epoch) if steps is not None else None
         self._pool = TokenizingPool()
         self._tokenizer: PromptTokenizer | None = None
         self._events: deque[Event] = deque()
@@ -124,7 +137,7 @@ class Worker:
             SubmitJob: self._submit, GiveBack: self._give_back, ReleaseLane: self._release_lane, Tokenize: self._tokenize,
             ToRouter: self._to_router, VerifyPackage: self._verify_package, ConfigureDevice: self._device_work,
             UnconfigureDevice: self._device_work, ResetDevice: self._device_work, Announce: self._announce,
-            Record: self._record, Exit: self._exit,
+            Record: self._record, TraceSteps: self._trace, Exit: self._exit,
         }  # fmt: skip
 
     async def run(self) -> tuple[int, str]:
@@ -136,8 +149,10 @@ class Worker:
             loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
         threading.excepthook = lambda args: loop.call_soon_threadsafe(self._bug, args.exc_value)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._executor = Executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
+        executor = SynchronousExecutor if self._board.synchronous else Executor
+        self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
         self._data: Link = bind_router(context, self._data_path, self._from_router)
+        self._lookups = Lookups(self._epoch, self._pool, self._data.send)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -165,6 +180,8 @@ class Worker:
             if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
                 log.error("the device thread is stuck in the device; the process ends without it")
             self._journal.close()
+            if self._tracer is not None:
+                self._tracer.close(time.monotonic_ns())
 
     # ---------------------------------------------------------------- the engine
     def _handle(self, event: Event) -> None:
@@ -218,7 +235,18 @@ class Worker:
 
     # ---------------------------------------------------------------- actions
     def _submit(self, action: SubmitJob) -> None:
-        self._events.append(self._executor.submit(action))
+        if self._tracer is None:
+            self._events.append(self._executor.submit(action))
+            return
+        start_ns, job_id = time.monotonic_ns(), action.job.job_id
+        answer = self._executor.submit(action)
+        if isinstance(answer, JobSubmitted):
+            self._tracer.submitted(job_id, start_ns, time.monotonic_ns())
+        self._events.append(answer)
+
+    def _trace(self, action: TraceSteps) -> None:
+        if self._tracer is not None:
+            self._tracer.steps(action)
 
     def _give_back(self, action: GiveBack) -> None:
         self._device.give_back(action.completion)
@@ -230,11 +258,17 @@ class Worker:
         assert self._tokenizer is not None, "a request was let in before a package was verified"
         key, loop = action.key, self._loop
 
-        def done(result: Any) -> None:
-            event = TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
-            loop.call_soon_threadsafe(self._handle, event)
+        def event(result: Any) -> Event:
+            return TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
 
-        self._pool.encode(self._tokenizer, action.prompt, done)
+        if self._tokenizer.is_quick(action.prompt, action.size):
+            self._events.append(event(self._tokenizer.encode_or_error(action.prompt)))
+        else:
+
+            def done(result: Any) -> None:
+                loop.call_soon_threadsafe(self._handle, event(result))
+
+            self._pool.encode(self._tokenizer, action.prompt, done)
 
     def _to_router(self, action: ToRouter) -> None:
         self._routers.add(action)
@@ -249,7 +283,9 @@ class Worker:
 
     async def _verify(self, action: VerifyPackage) -> None:
         answer: PackageVerified
-        answer, tokenizer = await asyncio.to_thread(verify, self._fleet, self._board, self._keys, action)
+        answer, tokenizer = await asyncio.to_thread(
+            verify, self._fleet, self._board, self._keys, self._device.versions(), action
+        )
         self._tokenizer = tokenizer or self._tokenizer
         self._handle(answer)
 
@@ -287,6 +323,8 @@ class Worker:
             self._bad("unknown_router", type(message).__name__)
         elif isinstance(message, wire.Submit):
             self._handle(RequestArrived(peer.router, message))
+        elif isinstance(message, wire.Lookup):
+            self._lookups.ask(identity, message, self._tokenizer, self._engine.hello().digest)
         elif isinstance(message, wire.Cancel):
             self._handle(CancelAsked(WireKey(message.request_id, message.attempt, message.epoch), message.reason))
         elif isinstance(message, wire.Lease):
@@ -297,7 +335,7 @@ class Worker:
             self._bad("unexpected", type(message).__name__)
 
     def _greet(self, peer: Peer) -> None:
-        self._send(peer, [peer.identity, *wire.encode(self._engine.hello())])
+        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello()))])
 
     def _flush(self) -> None:
         """One tick for each router that something is there for."""
@@ -305,6 +343,8 @@ class Worker:
         for peer in self._routers.live():
             if peer.outbox is not None:
                 self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
+        if self._tracer is not None:
+            self._tracer.flushed(time.monotonic_ns())
 
     def _send(self, peer: Peer, frames: Frames) -> None:
         if not self._data.send(frames):
@@ -360,7 +400,17 @@ class Worker:
         for router, reason in self._routers.lapsed(now_ns):
             log.warning("router %08x is lost: %s", router, reason)
             self._handle(RouterLost(router, reason))
+        self._read_counters()
         self._journal.flush()
+        if self._tracer is not None:
+            self._tracer.flush(time.monotonic_ns())
+
+    def _read_counters(self) -> None:
+        """The device's own view of what the engine accounts for."""
+        free = self._engine.free_lanes
+        if free is not None:
+            full = free > 0 and not self._device.can_allocate(free)
+            self._handle(CountersRead(self._device.counters().pending, full))
 
     def _exposition(self) -> bytes:
         return self._telemetry.exposition(time.monotonic_ns(), self._executor.busy_ns())
@@ -395,6 +445,7 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
     exit_path = fleet.board_exit(board.name)
     exit_path.unlink(missing_ok=True)
     epoch = next_number(fleet.board_epoch(board.name))
+    keep_stacks(fleet.stacks(f"worker-{board.name}"), f"board {board.name} epoch {epoch} pid {os.getpid()}")
     code, reason = ExitCode.BUG, "it did not start"
     try:
         keys = load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])

@@ -47,6 +47,9 @@ class Executor:
         """Jobs reported lost whose end nobody has seen."""
         self._busy = _BusyClock()
         self._stopping = False
+        self._start()
+
+    def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
         self._thread.start()
 
@@ -105,7 +108,7 @@ class Executor:
             if self._deadlines.pop(found.job_id, None) is not None:
                 self._busy.change(-1)
             self._unproven.discard(found.job_id)
-            self._deliver(JobCompleted(found))
+            self._deliver(JobCompleted(found, time.monotonic_ns()))
         elif found == ReturnCode.TIMEOUT:
             now = time.monotonic_ns()
             for job_id, deadline in self._deadlines.copy().items():
@@ -150,6 +153,32 @@ class Executor:
         except Exception:
             log.exception("device: an operation failed")
             return ReturnCode.OTHER
+
+
+class SynchronousExecutor(Executor):
+    """The reference that M1 compares with: every job is submitted and waited for on the actor's thread, and nothing else happens.
+
+    Never for production: while a job runs, nobody is heard.
+    """
+
+    def _start(self) -> None:
+        """No thread."""
+
+    def submit(self, action: SubmitJob) -> JobSubmitted | JobRefused:
+        """Submit, and wait until the job ended or was lost; its end is delivered."""
+        answer = super().submit(action)
+        while action.job.job_id in self._deadlines:
+            self._wait()
+        return answer
+
+    def perform(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> None:
+        """At once."""
+        self._deliver(self._answer(action))
+
+    def stop(self, timeout_s: float) -> bool:
+        """Close the device."""
+        self._device.close()
+        return True
 
 
 class _BusyClock:

@@ -5,7 +5,7 @@ Every name is the catalogue's. A record costs the loop about a microsecond for e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from calculet_core import history
 from calculet_core.clock import S
@@ -15,20 +15,30 @@ from calculet_core.states.model_generation import ModelState
 from calculet_worker.device.base import Device
 from calculet_worker.engine import Engine
 
+OTHER = "other"
+"""Label of tenants that no configuration names."""
+PHASES = frozenset({"VALIDATING", "CONFIGURING", "WARMING", "DRAINING", "UNLOADING", "RECOVERING"})
+
 
 class Telemetry:
     """One worker's collectors; `armed` says that a fault injector is around the device."""
 
-    def __init__(self, board: str, engine: Engine, device: Device, armed: bool) -> None:
+    def __init__(self, board: str, engine: Engine, device: Device, tenants: Iterable[str], armed: bool) -> None:
         self._engine, self._device, self._armed = engine, device, armed
+        self._tenants = frozenset(tenants)
         self._metric = Collectors("worker", board=board)
         self._busy_told_ns = 0
+        self._phase: tuple[str, int] | None = None
+        self._fault_ns: int | None = None
         self._counters: dict[str, Callable[[Event], None]] = {
             history.ATTEMPT_ADMITTED: self._admitted,
             history.ATTEMPT_DONE: self._attempt_done,
             history.BOARD_JOB: self._job,
             history.BOARD_STALE: lambda _: self._metric("calculet_worker_stale_completions").inc(),
-            history.BOARD_FAULT: lambda event: self._metric("calculet_worker_faults", kind=event.data["kind"]).inc(),
+            history.BOARD_FAULT: self._fault,
+            history.BOARD_GENERATION: self._generation,
+            history.BOARD_PINGPONG: self._pingpong,
+            history.BOARD_LANE_LOST: lambda _: self._metric("calculet_worker_lanes_lost").inc(),
             history.BOARD_RESET: lambda _: self._metric("calculet_worker_resets").inc(),
             history.BOARD_LANE_FREE: self._lane_free,
         }
@@ -42,10 +52,18 @@ class Telemetry:
         """A frame was ignored."""
         self._metric("calculet_worker_bad_messages", reason=reason).inc()
 
+    def _tenant(self, name: str) -> str:
+        """A label from a closed set."""
+        return name if name in self._tenants else OTHER
+
     # ---------------------------------------------------------------- counters
     def _admitted(self, event: Event) -> None:
-        self._metric("calculet_worker_admissions", decision="admit").inc()
-        self._metric("calculet_worker_admission_wait_seconds").observe(event.data["wait_ns"] / S)
+        data, metric = event.data, self._metric
+        waited_ns = data["wait_ns"]
+        metric("calculet_worker_admissions", decision="queue" if waited_ns else "admit").inc()
+        metric("calculet_worker_admission_wait_seconds").observe(waited_ns / S)
+        if data.get("starved"):
+            metric("calculet_worker_starvation_events", tenant=self._tenant(data["tenant"])).inc()
 
     def _attempt_done(self, event: Event) -> None:
         data, metric = event.data, self._metric
@@ -53,10 +71,12 @@ class Telemetry:
         if data["outcome"] == "refused":
             metric("calculet_worker_admissions", decision=f"refuse_{data['code']}").inc()
             return
+        if data.get("timed_out"):
+            metric("calculet_worker_admissions", decision="timeout").inc()
         prompt, generated = data["prompt_tokens"], data["tokens"]
         metric("calculet_worker_tokens", kind="prompt").inc(prompt)
         metric("calculet_worker_tokens", kind="generated").inc(generated)
-        metric("calculet_worker_tenant_tokens", tenant=data["tenant"]).inc(prompt + generated)
+        metric("calculet_worker_tenant_tokens", tenant=self._tenant(data["tenant"])).inc(prompt + generated)
 
     def _job(self, event: Event) -> None:
         data, metric = event.data, self._metric
@@ -64,16 +84,44 @@ class Telemetry:
         metric("calculet_worker_jobs", kind=kind, result=result).inc()
         metric("calculet_worker_turns", queue=data["queue"]).inc()
         if result != "ok":
+            if rc := data.get("rc"):
+                metric("calculet_worker_refusals", rc=str(rc)).inc()
             return
         metric("calculet_worker_step_seconds", kind=kind).observe(data["ns"] / S)
+        metric("calculet_worker_engine_jobs", engine=data["engine"]).inc()
+        if overlap := data.get("overlap_ns"):
+            metric("calculet_worker_overlap_seconds").inc(overlap / S)
         if kind == "decode":
-            metric("calculet_worker_batch_compiled").set(data["compiled"])
-            metric("calculet_worker_batch_active").inc(data["rows"])
-            metric("calculet_worker_batch_rows").inc(data["compiled"])
+            rows, compiled = data["rows"], data["compiled"]
+            metric("calculet_worker_batch_compiled").set(compiled)
+            metric("calculet_worker_batch_active").inc(rows)
+            metric("calculet_worker_batch_rows").inc(compiled)
+            metric("calculet_worker_batch_lane_waste").inc(compiled - rows)
+            metric("calculet_worker_batch_wait_seconds").observe(data["waited_ns"] / S)
 
     def _lane_free(self, event: Event) -> None:
+        self._metric("calculet_worker_kv_free_seconds").observe(event.data["free_ns"] / S)
         if (since := event.data.get("since_cancel_ns")) is not None:
             self._metric("calculet_worker_cancel_to_free_seconds").observe(since / S)
+
+    def _pingpong(self, event: Event) -> None:
+        if reason := event.data["reason"]:
+            self._metric("calculet_worker_pingpong_degraded", reason=reason).inc()
+
+    def _fault(self, event: Event) -> None:
+        self._metric("calculet_worker_faults", kind=event.data["kind"]).inc()
+        self._fault_ns = self._fault_ns or event.t
+
+    def _generation(self, event: Event) -> None:
+        """A phase of a generation is over when the next one begins."""
+        state = event.data["state"]
+        if self._phase is not None and self._phase[0] in PHASES:
+            phase, since_ns = self._phase
+            self._metric("calculet_worker_model_phase_seconds", phase=phase.lower()).set((event.t - since_ns) / S)
+        self._phase = (state, event.t)
+        if state == ModelState.READY.name and self._fault_ns is not None:
+            self._metric("calculet_worker_recovery_seconds").observe((event.t - self._fault_ns) / S)
+            self._fault_ns = None
 
     # ---------------------------------------------------------------- gauges
     def exposition(self, now_ns: int, busy_ns: int) -> bytes:
@@ -85,10 +133,18 @@ class Telemetry:
         metric("calculet_worker_waiting_prompt_tokens").set(gauges.waiting_tokens)
         metric("calculet_worker_kv_violations").set(gauges.kv_violations)
         metric("calculet_worker_inflight_jobs").set(gauges.inflight)
+        metric("calculet_worker_inflight_limit").set(gauges.max_inflight)
+        metric("calculet_worker_long_prefills").set(gauges.long_prefills)
+        metric("calculet_worker_kv_hint_denied").set(gauges.device_full)
         metric("calculet_worker_generation").set(gauges.generation)
         metric("calculet_worker_fault_injection_armed").set(self._armed)
         for state in ModelState:
             metric("calculet_worker_model_state", state=state.name).set(gauges.state == state.name)
+        for tenant, shown in gauges.tenants.items():
+            if tenant in self._tenants:
+                metric("calculet_worker_tenant_active", tenant=tenant).set(shown.active)
+                metric("calculet_worker_tenant_waiting_tokens", tenant=tenant).set(shown.waiting_tokens)
+                metric("calculet_worker_tenant_virtual_lag", tenant=tenant).set(shown.virtual_lag)
         for queue, depth in gauges.queue_depth.items():
             metric("calculet_worker_queue_depth", queue=queue).set(depth)
             metric("calculet_worker_queue_oldest_seconds", queue=queue).set(gauges.queue_oldest_s.get(queue, 0.0))

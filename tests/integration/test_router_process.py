@@ -5,107 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
-import zmq
-from builders_router import (
-    FakeWorker,
-    HttpClient,
-    RouterProcess,
-    a_sleeping_process,
-    a_view,
-    events_of,
-    until,
-)
+from builders_router import FakeWorker, HttpClient, RouterProcess, a_sleeping_process, a_view, events_of, until
+from builders_stage import CHAT, PATH, STREAM, Stage, accepts, error_of, says
 
 from calculet_core import wire
-from calculet_core.config import run_dir_for
-from calculet_core.history import Checker
-from calculet_core.shell.journal import read_journal
 from calculet_core.shell.link import Frames, bind_router
-
-CHAT: dict[str, Any] = {"model": "qwen3", "messages": [{"role": "user", "content": "hi"}]}
-STREAM = {**CHAT, "stream": True}
-PATH = "/v1/chat/completions"
-
-
-class Stage:
-    """A router and its fake workers in one folder; `play` runs a scene against them and checks the router's history."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.routers = folder, list[RouterProcess]()
-        self.run_dir = Path(run_dir_for(str(folder / "run"), os.getuid()))
-        self.run_dir.mkdir(exist_ok=True)
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.workers: list[FakeWorker] = []
-
-    def worker(self, board: str = "board0", **fields: Any) -> FakeWorker:
-        epoch = fields.get("epoch", 1)
-        worker = FakeWorker(self.context, self.run_dir / f"w-{board}-{epoch}.sock", board, **fields)
-        self.workers.append(worker)
-        return worker
-
-    def router(self, boards: tuple[str, ...] = ("board0",), **settings: Any) -> RouterProcess:
-        router = RouterProcess(self.folder, boards, **settings)
-        self.routers.append(router)
-        return router
-
-    async def serve(self, *workers: FakeWorker, **settings: Any) -> RouterProcess:
-        router = self.router(tuple(worker.board for worker in workers) or ("board0",), **settings)
-        router.publish(a_view(*(worker.view() for worker in workers)))
-        router.start()
-        await router.listening()
-        return router
-
-    def play(self, scene: Callable[[Stage], Awaitable[None]]) -> None:
-        async def run() -> None:
-            try:
-                await scene(self)
-            finally:
-                for worker in self.workers:
-                    worker.close()
-
-        asyncio.run(run())
-
-    def close(self) -> None:
-        for router in self.routers:
-            router.kill()
-        self.context.destroy(linger=0)
-        shutil.rmtree(self.run_dir)
-        checker = Checker(require_done=False)
-        for event in read_journal(self.folder / "log" / "router.jsonl"):
-            checker.see(event)
-        assert checker.finish() == []
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Stage]:
-    stage = Stage(tmp_path)
-    yield stage
-    stage.close()
-
-
-def says(*texts: str, finish: str = "stop") -> Callable[[FakeWorker, wire.Submit], None]:
-    return lambda worker, submit: worker.answer(submit, *texts, finish=finish)
-
-
-def accepts(worker: FakeWorker, submit: wire.Submit) -> None:
-    worker.accept(submit)
-
-
-def error_of(body: bytes) -> dict[str, Any]:
-    error: dict[str, Any] = json.loads(body)["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    return error
 
 
 # ---------------------------------------------------------------- the real client
@@ -228,27 +140,6 @@ def test_a_client_that_leaves_cancels_its_request(stage: Stage) -> None:
             client.close()
             await until(lambda begun=begun: len(worker.cancels) == begun + 1)
             assert worker.cancels[begun].request_id == worker.submits[begun].request_id
-
-    stage.play(scene)
-
-
-def test_a_slow_reader_is_cut_off_and_its_lane_cancelled(stage: Stage) -> None:
-    async def scene(stage: Stage) -> None:
-        worker = stage.worker(on_submit=accepts)
-        router = await stage.serve(worker, max_output_buffer_bytes=65_536)
-        sock = socket.create_connection(("127.0.0.1", router.port))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = json.dumps(STREAM).encode()
-        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-        await until(lambda: worker.submits)
-
-        def flood() -> bool:
-            worker.piece(worker.submits[0], "x" * 50_000)
-            return bool(worker.cancels)
-
-        await until(flood)
-        assert worker.cancels[0].request_id == worker.submits[0].request_id
-        sock.close()
 
     stage.play(scene)
 
@@ -505,48 +396,8 @@ def test_what_is_too_large_or_no_http_is_refused_readably_and_closed(
     stage.play(scene)
 
 
-def test_dawdling_clients_are_timed_out(stage: Stage) -> None:
-    async def scene(stage: Stage) -> None:
-        router = await stage.serve(stage.worker(on_submit=says("ok")), header_timeout_s=0.2, body_timeout_s=0.2, idle_timeout_s=0.2)
-        for begun, what in ((b"GET /livez HTTP/1.1\r\n", "headers"), (b"POST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nab", "body")):
-            client = await HttpClient.connect(router.port)
-            client.send(begun)
-            status, _, body = await client.response()
-            assert status == 408 and what in error_of(body)["message"]
-            assert await client.closed()
-        pipelined = await HttpClient.connect(router.port)
-        pipelined.send(b"GET /livez HTTP/1.1\r\n\r\nPOST / HTTP/1.1\r\ncontent-length: 5\r\n\r\nab")
-        assert [(await pipelined.response())[0] for _ in range(2)] == [200, 408]
-        idle = await HttpClient.connect(router.port)
-        idle.get("/livez")
-        assert (await idle.response())[0] == 200
-        assert await idle.closed()
-        assert await (await HttpClient.connect(router.port)).closed()
-
-    stage.play(scene)
-
-
-def test_one_connection_too_many_gets_a_503(stage: Stage) -> None:
-    async def scene(stage: Stage) -> None:
-        router = await stage.serve(stage.worker(), max_connections=2)
-        kept = [await HttpClient.connect(router.port) for _ in range(2)]
-        for client in kept:
-            client.get("/livez")
-            assert (await client.response())[0] == 200
-        third = await HttpClient.connect(router.port)
-        third.get("/livez")
-        status, headers, body = await third.response()
-        assert status == 503 and "max_connections" in error_of(body)["message"] and headers["retry-after"]
-        assert await third.closed()
-        kept[0].close()
-        kept[1].get("/livez")
-        assert (await kept[1].response())[0] == 200
-
-    stage.play(scene)
-
-
 # ---------------------------------------------------------------- life of the process
-def test_sigterm_finishes_streams_refuses_new_work_and_ends_with_0(stage: Stage) -> None:
+def test_sigterm_finishes_streams_accepts_nobody_more_and_ends_with_0(stage: Stage) -> None:
     async def scene(stage: Stage) -> None:
         worker = stage.worker(on_submit=accepts)
         router = await stage.serve(worker)
@@ -565,6 +416,65 @@ def test_sigterm_finishes_streams_refuses_new_work_and_ends_with_0(stage: Stage)
         assert events_of(rest)[-1] == "[DONE]"
         assert await router.ended() == 0
         assert not (stage.run_dir / "m-router.sock").exists()
+
+    stage.play(scene)
+
+
+def test_a_drain_serves_what_kept_alive_connections_still_bring_and_tells_them_to_go(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=accepts)
+        router = await stage.serve(worker, drain_idle_s=30)
+        idle, streaming = await HttpClient.connect(router.port), await HttpClient.connect(router.port)
+        idle.get("/livez")
+        assert "connection" not in (await idle.response())[1]
+        streaming.post(PATH, STREAM)
+        await until(lambda: worker.submits)
+        worker.piece(worker.submits[0], "a")
+        assert "connection" not in (await streaming.head())[1]
+        router.terminate()
+        await until(lambda: any("draining" in line for line in router.log))
+        idle.post(PATH, CHAT)
+        await until(lambda: len(worker.submits) == 2)
+        worker.piece(worker.submits[1], "whole", finish="stop")
+        status, headers, body = await idle.response()
+        assert (status, headers["connection"]) == (200, "close") and b"whole" in body
+        assert await idle.closed()
+        worker.piece(worker.submits[0], "b", finish="stop")
+        assert events_of(b"".join([chunk async for chunk in streaming.chunks()]))[-1] == "[DONE]"
+        streaming.post(PATH, STREAM)
+        await until(lambda: len(worker.submits) == 3)
+        worker.piece(worker.submits[2], "last", finish="stop")
+        assert (await streaming.head())[1]["connection"] == "close"
+        assert events_of(b"".join([chunk async for chunk in streaming.chunks()]))[-1] == "[DONE]"
+        assert await router.ended() == 0
+
+    stage.play(scene)
+
+
+def test_routers_on_one_socket_take_turns_and_none_refuses(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=says("hi"))
+        routers = [stage.router(), stage.router()]
+        routers[0].publish(a_view(worker.view()))
+        with socket.create_server(("127.0.0.1", 0), backlog=64) as shared:
+            routers[0].start(listening=shared)
+            routers[1].start("--name", "router-2", listening=shared)
+            for router in routers:
+                await router.listening()
+                assert any("restart its socket unit" in line for line in router.log), "it says that the configuration differs"
+            for leaving in routers:
+                leaving.terminate()
+                assert await leaving.ended() == 0
+                clients = [await HttpClient.connect(shared.getsockname()[1]) for _ in range(8)]
+                if leaving is routers[1]:
+                    routers[0].start(listening=shared)  # they wait for it in the socket that nobody closed
+                for client in clients:
+                    client.post(PATH, CHAT)
+                    assert (await client.response())[0] == 200
+                if leaving is routers[0]:
+                    client.get("/metrics")
+                    assert b'{model="qwen3",outcome="completed",router="router-2",status="200"} 8.0' in (await client.response())[2]
+        assert (stage.folder / "log" / "router-2.jsonl").exists()
 
     stage.play(scene)
 

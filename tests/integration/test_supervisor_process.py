@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ from calculet_core.shell.control_client import ControlError, SupervisorUnreachab
 from calculet_core.shell.files import FileLock
 from calculet_core.shell.fleet import load_fleet
 from calculet_core.shell.journal import read_journal
+from calculet_supervisor.shell.crashes import bundles
 
 STUBS = Path(__file__).resolve().parents[1] / "stubs"
 QUICK = {"heartbeat_ms": 50, "heartbeat_timeout_ms": 1_000, "hang_timeout_ms": 700, "drain_timeout_ms": 2_000}
@@ -198,7 +200,14 @@ def test_a_hanging_worker_is_aborted_with_a_dump_and_replaced(shared: StubFleet)
     killed = [event for event in shared.events(history.FLEET_WORKER_KILLED) if (event.epoch or 0) > epoch and event.board == "board1"]
     assert killed[0].data["signal"] == "SIGABRT"
     assert "no step" in killed[0].data["reason"]
-    assert "Fatal Python error: Aborted" in (shared.paths.log_dir / "worker-board1.log").read_text()
+    crash = next(path for path in bundles(shared.paths.crashes) if path.name.endswith(f"-board1-e{killed[0].epoch}"))
+    stacks, how = (crash / "stacks.txt").read_text(), json.loads((crash / "exit.json").read_text())
+    assert stacks.startswith(f"# board board1 epoch {killed[0].epoch} pid {how['pid']}\n")
+    asked, _, died = stacks.partition("Fatal Python error: Aborted")
+    assert "in run" in asked and "in run" in died, "first the stacks, then the abort"
+    assert (how["class"], how["signal"], how["board_lock"]) == ("killed by signal 6", 6, "free")
+    assert how["last_report"]["inflight"] > 0 and how["versions"]["calculet"]
+    assert "no step" in (crash / "fleet.jsonl").read_text()
     assert shared.row("board0")["state"] == "READY"
 
 
@@ -209,6 +218,17 @@ def test_a_worker_that_falls_silent_is_replaced(shared: StubFleet) -> None:
     shared.ready("board0", epoch + 1)
     reasons = [event.data["reason"] for event in shared.events(history.FLEET_WORKER_KILLED) if event.board == "board0"]
     assert "no heartbeat" in reasons[0]
+
+
+def test_a_worker_that_does_not_even_die_of_the_abort_is_killed_and_its_board_is_free(shared: StubFleet) -> None:
+    row = shared.ready("board0")
+    os.kill(row["pid"], signal.SIGSTOP)  # neither dump nor abort reach it
+    shared.ready("board0", row["epoch"])
+    killed = [event.data["signal"] for event in shared.events(history.FLEET_WORKER_KILLED) if event.board == "board0" and event.epoch == row["epoch"]]
+    assert killed == ["SIGABRT", "SIGKILL"]
+    crash = next(path for path in bundles(shared.paths.crashes) if path.name.endswith(f"-board0-e{row['epoch']}"))
+    how = json.loads((crash / "exit.json").read_text())
+    assert (how["signal"], how["pid"], how["board_lock"]) == (9, row["pid"], "free")
 
 
 def test_a_crash_loop_is_quarantined_shown_and_brought_back_by_an_operator(shared: StubFleet) -> None:

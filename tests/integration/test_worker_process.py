@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from builders_fleet import Packages
+from builders_fleet import Packages, until
 from builders_worker import DEADLINE_S, Peer, WorkerProcess, a_fleet, a_submit, spawn_worker
 
 from calculet_core import wire
 from calculet_core.history import ATTEMPT_DONE
+from calculet_core.ids import request_id_text
 from calculet_core.requests import Prompt, SamplingParams, StopRules
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import read_journal
 from calculet_core.shell.telemetry import fetch_metrics
+from calculet_core.trace import StepTrace
 
 PROMPT = Prompt(text="Why is the sky blue?")
 
@@ -324,3 +327,50 @@ def test_a_board_that_hangs_is_reset_by_permission_and_serves_as_a_new_generatio
         assert metric(fleet, 'calculet_worker_fault_injection_armed{board="board0"}') == 1
     finally:
         worker.close()
+
+
+# ------------------------------------------------------------------------------------------------ the step trace (acceptance §2.3, §4)
+def test_the_step_trace_has_every_step_with_its_moments_in_order(tmp_path: Path, packages: Packages) -> None:
+    package = packages.get("sim-batch")
+    fleet = a_fleet(tmp_path, package, packages.key.with_suffix(".pub"), trace={"steps": True})
+    worker = WorkerProcess(fleet)
+    try:
+        report = worker.load()
+        router = worker.router(report.endpoint)
+        for counter in (1, 2):
+            router.send(a_submit(report, counter, PROMPT, max_new_tokens=5))
+        request_ids = [a_submit(report, counter, PROMPT).request_id for counter in (1, 2)]
+        ended: set[int] = set()
+
+        def note(message: Any) -> bool:
+            if isinstance(message, wire.Tick):
+                ended.update(piece.request_id for piece in message.pieces if piece.finish)
+            return len(ended) == 2
+
+        router.until(note)
+        path = fleet.step_trace("board0")
+        until(lambda: path.exists() and len(path.read_bytes().splitlines()) == 10, "ten steps written")
+    finally:
+        worker.close()
+    steps = [msgspec.json.decode(line, type=StepTrace) for line in path.read_bytes().splitlines()]
+    assert {step.request_id for step in steps} == {request_id_text(number) for number in request_ids}
+    for number in request_ids:
+        mine = [step for step in steps if step.request_id == request_id_text(number)]
+        assert [(step.kind, step.step) for step in mine] == [("prefill", 0), *(("decode", index) for index in range(1, 5))]
+        size = len(PROMPT.text or "")
+        assert [(step.kv_before, step.kv_after) for step in mine] == [(0, size), *((size + i, size + i + 1) for i in range(4))]
+    for step in steps:
+        moments = msgspec.structs.astuple(step.at_ns)
+        assert None not in moments and list(moments) == sorted(moments), step
+        assert step.output_status == "done" and step.device_wait_ms and step.sampling_ms is not None and step.bf16_ms is None
+        assert 1 <= step.batch.active <= step.batch.compiled
+
+
+def test_without_the_switch_no_trace_is_written(fleet: Fleet, start: Callable[..., WorkerProcess]) -> None:
+    worker = start()
+    report = worker.load()
+    router = worker.router(report.endpoint)
+    submit = a_submit(report, 1, PROMPT, max_new_tokens=3)
+    router.send(submit)
+    pieces_of(router, submit.request_id)
+    assert not fleet.step_trace("board0").exists()

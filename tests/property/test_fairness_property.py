@@ -38,7 +38,7 @@ class Load:
         seq = self.fair.head()
         if seq is not None:
             self.fair.take(seq)
-            self.fair.ended(seq.tenant)
+            self.fair.ended(seq)
             self.served[seq.tenant] += seq.prompt_tokens / self.weights[seq.tenant]
         return seq
 
@@ -122,7 +122,7 @@ def test_counts_and_limits_hold_in_any_order(steps: list[str], seed: int) -> Non
         elif step == "remove" and waiting:
             fair.remove(waiting.pop(rng.randrange(len(waiting))))
         elif step == "end" and active:
-            fair.ended(active.pop(rng.randrange(len(active))).tenant)
+            fair.ended(active.pop(rng.randrange(len(active))))
         mine = sum(seq.tenant == "a" for seq in active)
         assert mine <= 2
         assert (len(fair), fair.tokens) == (len(waiting), sum(seq.prompt_tokens for seq in waiting))

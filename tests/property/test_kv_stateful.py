@@ -133,5 +133,5 @@ class Lanes(RuleBasedStateMachine):
             assert (held.lane.seq_id, held.lane.committed_len, held.lane.reserved_len) == (seq, held.committed, held.reserved)
 
 
-Lanes.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+Lanes.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)  # 10,000 steps
 TestLanes = Lanes.TestCase

@@ -19,6 +19,7 @@ from calculet_worker.scheduling.admission import (
 )
 
 CONTEXT = 40_960
+NOW = 11 * S
 EMPTY = QueueState(True, 0, 0, None)
 FULL_LANES = QueueState(False, 0, 0, None)
 
@@ -27,8 +28,10 @@ def a_controller(waiting: int = 128, tokens: int = 262_144, kv: int = CONTEXT, d
     return AdmissionController(CapacityBudget(1, kv, waiting, tokens, 1), CONTEXT, 64, drain or DrainRate())
 
 
-def decide(prompt: int, asked: int | None, queue: QueueState = EMPTY, controller: AdmissionController | None = None) -> Decision:
-    return (controller or a_controller()).decide(prompt, asked, (0, 63), lambda size: queue, 0)
+def decide(
+    prompt: int, asked: int | None, queue: QueueState = EMPTY, controller: AdmissionController | None = None, left_s: int = 120
+) -> Decision:
+    return (controller or a_controller()).decide(prompt, asked, (0, 63), lambda size: queue, NOW + left_s * S, NOW)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,7 @@ def test_empty_prompts_and_outputs_are_invalid(prompt: int, asked: int) -> None:
 
 @pytest.mark.parametrize("id_range", [(-1, 5), (0, 64)])
 def test_token_ids_outside_the_vocabulary_never_reach_the_device(id_range: tuple[int, int]) -> None:
-    decision = a_controller().decide(3, 3, id_range, lambda size: EMPTY, 0)
+    decision = a_controller().decide(3, 3, id_range, lambda size: EMPTY, 9 * S, 0)
     assert isinstance(decision, RejectInvalid) and "vocabulary of 64" in decision.error.message
 
 
@@ -121,6 +124,25 @@ def test_retry_after_grows_when_nothing_leaves_any_more() -> None:
     drain.departed(0)
     drain.departed(1 * S)
     assert drain.retry_after_s(4, 2 * S) < drain.retry_after_s(4, 20 * S)
+
+
+def test_a_request_without_hope_before_its_deadline_is_not_queued() -> None:
+    drain = DrainRate()
+    for second in range(11):
+        drain.departed(second * S)
+    controller = a_controller(drain=drain)
+    waiting = QueueState(False, 10, 0, None)
+    assert decide(1, 1, waiting, controller, left_s=5) == Queue(1), "at twice the rate it would have its lane just in time"
+    decision = decide(1, 1, waiting, controller, left_s=4)
+    assert isinstance(decision, RejectCapacity) and decision.error.code == "over_capacity"
+    assert "10.0 s away" in decision.error.message and "deadline 4.0 s" in decision.error.message
+
+
+def test_hope_is_not_denied_before_the_rate_was_measured() -> None:
+    drain = DrainRate()
+    for _ in range(7):
+        drain.departed(0)
+    assert decide(1, 1, QueueState(False, 100, 0, None), a_controller(drain=drain), left_s=1) == Queue(1)
 
 
 def test_retry_after_before_any_measurement_is_a_second() -> None:

@@ -90,3 +90,31 @@ def test_weights_come_from_the_configuration() -> None:
     config = QueuesConfig(decode_weight=1, long_prefill_weight=1)
     spent = serve(Arbiter(config), [1, 0, 0, 1], {**dict.fromkeys(TURNS, 10 * MS), Turn.LONG: 100 * MS}, 2_200)
     assert abs(spent[Turn.DECODE] - spent[Turn.LONG]) <= 200 * MS
+
+
+def test_lanes_fill_before_steps_run() -> None:
+    config = QueuesConfig(short_prefill_fills_lanes=True)
+    cost = dict.fromkeys(TURNS, 10 * MS)
+    few = serve(Arbiter(config), [1, 15, 0, 0], cost, 1_000)
+    assert abs(few[Turn.DECODE] / few[Turn.SHORT] - (8 / 16) / 4) < 0.05
+    nearly_full = serve(Arbiter(config), [15, 1, 0, 0], cost, 1_000)
+    assert abs(nearly_full[Turn.DECODE] / nearly_full[Turn.SHORT] - (8 * 15 / 16) / 4) < 0.1
+
+
+def test_long_prompts_do_not_count_as_lanes_to_fill() -> None:
+    spent = serve(Arbiter(QueuesConfig(short_prefill_fills_lanes=True)), [1, 0, 0, 15], dict.fromkeys(TURNS, 10 * MS), 900)
+    assert abs(spent[Turn.DECODE] / spent[Turn.LONG] - 8) < 0.2
+
+
+@pytest.mark.parametrize("loser", TURNS)
+def test_no_weights_bring_a_class_under_the_least_share(loser: Turn) -> None:
+    names = ("decode_weight", "short_prefill_weight", "medium_prefill_weight", "long_prefill_weight")
+    weights = {name: 1 if turn is loser else 1_000 for turn, name in zip(TURNS, names, strict=True)}
+    spent = serve(Arbiter(QueuesConfig(min_share=0.1, **weights)), ALL, dict.fromkeys(TURNS, 10 * MS), 5_000)
+    assert spent[loser] / sum(spent.values()) >= 0.09, "a tenth, less what the floor itself adds to the whole"
+
+
+def test_a_flood_of_short_prompts_leaves_decode_its_least_share() -> None:
+    config = QueuesConfig(short_prefill_fills_lanes=True, min_share=0.1, decode_weight=1, short_prefill_weight=8)
+    spent = serve(Arbiter(config), [1, 1_000, 0, 0], dict.fromkeys(TURNS, 10 * MS), 5_000)
+    assert spent[Turn.DECODE] / sum(spent.values()) >= 0.09

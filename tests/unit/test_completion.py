@@ -15,6 +15,7 @@ from calculet_worker.jobs.buffers import Buffers
 from calculet_worker.jobs.completion import Faulty, Good, Stale, judge
 from calculet_worker.jobs.durations import UNMEASURED_LIMIT_NS, Durations
 from calculet_worker.jobs.inflight import Inflight, InflightJob
+from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.jobs.recovery import plan_for
 from calculet_worker.scheduling.arbiter import Turn
 
@@ -120,11 +121,11 @@ def test_a_quarantined_buffer_is_out_of_use_until_its_jobs_end_is_proven() -> No
 # ------------------------------------------------------------------------------------------------ in flight
 @pytest.mark.parametrize(("wanted", "device", "outputs", "limit"), [(1, 2, 2, 1), (2, 2, 2, 2), (2, 1, 2, 1), (2, 2, 1, 1)])
 def test_what_may_be_in_flight_is_the_least_of_configuration_device_and_buffers(wanted: int, device: int, outputs: int, limit: int) -> None:
-    assert Inflight(ExecutorConfig(max_inflight=wanted), device, outputs).limit == limit
+    assert Inflight(ExecutorConfig(max_inflight=wanted), device, outputs, PingPong()).limit == limit
 
 
 def test_two_jobs_use_two_banks() -> None:
-    inflight = Inflight(ExecutorConfig(max_inflight=2), 2, 2)
+    inflight = Inflight(ExecutorConfig(max_inflight=2), 2, 2, PingPong())
     banks = []
     for job_id in (1, 2):
         entry = an_entry(job_id, (job_id,))
@@ -137,17 +138,17 @@ def test_two_jobs_use_two_banks() -> None:
 
 
 def test_a_fixed_engine_takes_every_job() -> None:
-    inflight = Inflight(ExecutorConfig(max_inflight=2, fixed_engine=True), 2, 2)
+    inflight = Inflight(ExecutorConfig(max_inflight=2, fixed_engine=True), 2, 2, PingPong())
     inflight.add(an_entry(1, (1,)))
     assert inflight.next_bank() is EngineBank.PING
 
 
 def test_one_at_a_time_leaves_the_choice_to_the_device() -> None:
-    assert Inflight(ExecutorConfig(), 2, 2).next_bank() is EngineBank.AUTO
+    assert Inflight(ExecutorConfig(), 2, 2, PingPong()).next_bank() is EngineBank.AUTO
 
 
 def test_a_sequence_is_never_in_two_jobs() -> None:
-    inflight = Inflight(ExecutorConfig(max_inflight=2), 2, 2)
+    inflight = Inflight(ExecutorConfig(max_inflight=2), 2, 2, PingPong())
     inflight.add(an_entry(1, (1, 2)))
     with pytest.raises(ValueError, match="another job"):
         inflight.add(an_entry(2, (2, 3)))
@@ -156,10 +157,11 @@ def test_a_sequence_is_never_in_two_jobs() -> None:
 
 
 def test_degrading_affects_new_jobs_only() -> None:
-    inflight = Inflight(ExecutorConfig(max_inflight=2), 2, 2)
+    guard = PingPong()
+    inflight = Inflight(ExecutorConfig(max_inflight=2), 2, 2, guard)
     inflight.add(an_entry(1, (1,)))
     inflight.add(an_entry(2, (2,)))
-    inflight.degrade()
+    guard.set(False)
     assert len(inflight) == 2 and not inflight.has_room
     inflight.pop(1)
     assert not inflight.has_room

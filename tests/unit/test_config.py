@@ -89,6 +89,10 @@ def test_a_profile_that_the_manifest_does_not_have_stops_the_start() -> None:
     [
         ("batch: {profiles: []}", "$.batch.profiles: Expected `array` of length >= 1"),
         ("batch: {profiles: [1, 1]}", "$.batch.profiles: the same profile twice"),
+        ("batch: {profiles: [1, 4], thresholds: {8: 5}}", "$.batch.thresholds[8]: B8 is not among"),
+        ("batch: {profiles: [1, 4], thresholds: {4: 5}}", "$.batch.thresholds[4]: 5 ready sequences do not fit B4"),
+        ("batch: {profiles: [1, 4, 8], thresholds: {4: 3, 8: 3}}", "$.batch.thresholds[8]: must be above the smaller profile's 3"),
+        ("queues: {min_share: 0.3}", "$.queues.min_share: Expected `float` <= 0.25"),
         ("executor: {max_inflight: 3}", "$.executor.max_inflight: Expected `int` <= 2"),
         ("queues: {short_prefill_max_tokens: 5000}", "$.queues.medium_prefill_max_tokens: must be above"),
         ("admission: {deadline_default_ms: 700000}", "$.admission.deadline_default_ms: above deadline_max_ms"),

@@ -13,7 +13,7 @@ from calculet_core.states.request import RequestState
 from calculet_worker.jobs.buffers import InputArrays
 from calculet_worker.kv import KvManager
 from calculet_worker.scheduling.decode import Choice, DecodeQueue, bind
-from calculet_worker.scheduling.profiles import pick_profile, usable_profiles
+from calculet_worker.scheduling.profiles import ProfileChooser, usable_profiles
 from calculet_worker.scheduling.selection import POLICIES, Policy
 from calculet_worker.scheduling.selection.edf import select_edf
 
@@ -25,16 +25,49 @@ def ready(number: int, **fields: object) -> SequenceState:
     return a_sequence(number, state=fields.pop("state", READY), last_token=number, **fields)
 
 
-def a_queue(sizes: tuple[int, ...] = (1, 4), window_us: int = 0, share: float = 0.5) -> DecodeQueue:
-    config = BatchConfig(profiles=sizes, batching_window_us=window_us, tenant_lane_share=share)
-    return DecodeQueue(1, tuple(a_profile(size) for size in sizes), config, select_edf)
+def a_queue(
+    sizes: tuple[int, ...] = (1, 4), window_us: int = 0, share: float = 0.5, step_ns: int | None = None, sla_ms: int | None = None
+) -> DecodeQueue:
+    config = BatchConfig(profiles=sizes, batching_window_us=window_us, tenant_lane_share=share, token_sla_ms=sla_ms)
+    return DecodeQueue(1, tuple(a_profile(size) for size in sizes), config, select_edf, lambda size: step_ns)
 
 
 # ------------------------------------------------------------------------------------------------ profiles
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 4), (4, 4), (5, 8), (8, 8), (9, 8), (100, 8)])
 def test_the_smallest_proven_profile_that_holds_all_is_used(count: int, size: int) -> None:
-    profiles = tuple(a_profile(each) for each in (1, 4, 8))
-    assert pick_profile(profiles, count).compiled_batch == size
+    assert chooser((1, 4, 8)).choose(count, 0, None).compiled_batch == size
+
+
+def chooser(sizes: tuple[int, ...] = (1, 4, 8, 16), thresholds: dict[int, int] | None = None, **fields: int) -> ProfileChooser:
+    config = BatchConfig(profiles=sizes, thresholds=thresholds or {}, **fields)
+    return ProfileChooser(tuple(a_profile(size) for size in sizes), config)
+
+
+def sizes_of(choose: ProfileChooser, counts: list[int]) -> list[int]:
+    return [choose.choose(count, 0, None).compiled_batch for count in counts]
+
+
+def test_thresholds_decide_from_how_many_on_a_profile_is_used() -> None:
+    """The example of scheduling §8."""
+    for count, size in [(1, 1), (2, 1), (3, 4), (5, 4), (6, 8), (11, 8), (12, 16), (40, 16)]:
+        assert sizes_of(chooser(thresholds={4: 3, 8: 6, 16: 12}), [count]) == [size]
+
+
+def test_a_smaller_profile_is_taken_only_when_it_was_asked_for_several_times() -> None:
+    assert sizes_of(chooser(hysteresis_steps=2), [5, 1, 1, 1, 1]) == [8, 8, 8, 1, 1]
+    assert sizes_of(chooser(hysteresis_steps=2), [5, 1, 1, 5, 1, 1, 1]) == [8, 8, 8, 8, 8, 8, 1], "a full step starts the count again"
+    assert sizes_of(chooser(hysteresis_steps=0), [5, 1]) == [8, 1]
+
+
+def test_a_larger_profile_is_taken_at_once() -> None:
+    assert sizes_of(chooser(), [1, 2, 9]) == [1, 4, 16]
+
+
+def test_who_waited_long_makes_the_step_hold_all() -> None:
+    choose = chooser(thresholds={4: 3, 8: 8, 16: 12}, max_ready_wait_steps=2)
+    assert choose.choose(5, 20 * MS, 10 * MS).compiled_batch == 4
+    assert choose.choose(5, 20 * MS + 1, 10 * MS).compiled_batch == 8
+    assert chooser(thresholds={4: 3, 8: 8}, max_ready_wait_steps=2).choose(5, 1 * S, None).compiled_batch == 4, "nothing was measured yet"
 
 
 def test_a_profile_that_the_manifest_lacks_is_an_error() -> None:
@@ -107,6 +140,25 @@ def test_the_window_ends_at_the_earliest_deadline() -> None:
     queue = a_queue(window_us=500)
     queue.push(ready(1, deadline_ns=200 * US))
     assert queue.hold_until_ns(others_running=True, now_ns=0) == 200 * US
+
+
+def test_the_window_leaves_time_for_the_step_before_the_deadline() -> None:
+    queue = a_queue(window_us=500, step_ns=150 * US)
+    queue.push(ready(1, deadline_ns=400 * US))
+    assert queue.hold_until_ns(others_running=True, now_ns=0) == 250 * US
+
+
+def test_the_window_keeps_to_the_longest_time_between_tokens() -> None:
+    queue = a_queue(window_us=5_000, step_ns=700 * US, sla_ms=1)
+    queue.push(ready(1, ready_since_ns=0))
+    assert queue.hold_until_ns(others_running=True, now_ns=0) == 300 * US
+
+
+def test_arrivals_do_not_extend_the_window() -> None:
+    queue = a_queue(window_us=500)
+    queue.push(ready(1, ready_since_ns=0))
+    queue.push(ready(2, ready_since_ns=400 * US))
+    assert queue.hold_until_ns(others_running=True, now_ns=450 * US) == 500 * US
 
 
 # ------------------------------------------------------------------------------------------------ selection

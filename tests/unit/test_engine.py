@@ -292,6 +292,23 @@ def test_a_prompt_that_cannot_be_tokenized_fails_alone() -> None:
     idle(driver)
 
 
+def test_a_short_request_waits_for_one_long_prefill_at_most() -> None:
+    """Under a stream of prompts that cannot be cut, on the one lane of the baseline."""
+    tenants = (TenantConfig("long"), TenantConfig("short"))
+    driver = Driver(a_manifest(lanes=1, profiles=(1,), context=4_200), scheduler=a_scheduler((1,)), tenants=tenants).ready()
+    longs = [driver.submit(number, [number] * 4_100, 1, tenant="long") for number in range(1, 9)]
+    waits = []
+    for number in range(100, 112):
+        told = driver.submit(number, [1, 2, 3], 1, tenant="short")
+        start = driver.now
+        driver.until(lambda told=told: told.ended)
+        waits.append(driver.now - start)
+        driver.run(337 * MS)
+    one_long, tick = 4_100 * driver.board.token_ns, driver.board.step_ns
+    assert max(waits) <= one_long + tick
+    driver.until(lambda: all(one.ended for one in longs))
+
+
 def test_requests_wait_in_weighted_fair_order() -> None:
     tenants = (TenantConfig("default"), TenantConfig("a", weight=3.0), TenantConfig("b"))
     driver = Driver(a_manifest(lanes=1, profiles=(1,)), tenants=tenants).ready()
@@ -471,11 +488,13 @@ def test_a_second_job_that_the_device_does_not_take_ends_ping_pong() -> None:
     scheduler = a_scheduler((1,), executor={"max_inflight": 2})
     driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=scheduler).ready()
     assert driver.engine.report(driver.now).max_inflight == 2
-    driver.faults = iter([None, Fault(refuse=ReturnCode.DEVICE_BUSY)])
-    told = [driver.submit(1), driver.submit(2)]
+    driver.faults = iter([None, *[Fault(refuse=ReturnCode.DEVICE_BUSY)] * 3])
+    prompts = [[7] * 40, [8] * 40]  # longer on the device than three pauses
+    told = [driver.submit(number, prompt) for number, prompt in enumerate(prompts, 1)]
     driver.until(lambda: all(one.ended for one in told))
-    assert driver.engine.report(driver.now).max_inflight == 1
-    assert [one.text for one in told] == [text_of([1, 2, 3], 4), text_of([2, 2, 3], 4)]
+    report = driver.engine.report(driver.now)
+    assert report.max_inflight == 1 and (report.pingpong_off or "").startswith("busy")
+    assert [one.text for one in told] == [text_of(prompt, 4) for prompt in prompts]
     idle(driver)
 
 

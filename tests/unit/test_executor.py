@@ -23,7 +23,7 @@ from calculet_worker.events import (
     JobRefused,
     JobSubmitted,
 )
-from calculet_worker.shell.executor import Executor
+from calculet_worker.shell.executor import Executor, SynchronousExecutor
 
 DEADLINE_S = 10.0
 PROFILE = BatchProfile("m", 1, 64, "int32", "float32", KvLayout("per_lane_contiguous", "bf16", 2))
@@ -108,6 +108,21 @@ def test_a_completion_is_delivered(executor: Executor, board: ScriptedBoard, del
     completion = a_completion(7)
     board.outcomes.put(completion)
     assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
+def test_the_synchronous_reference_ends_every_job_before_it_returns(board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    executor = SynchronousExecutor(board, delivered.put)  # type: ignore[arg-type]
+    completion = a_completion(7)
+    board.outcomes.put(completion)
+    assert executor.submit(a_submission(7)) == JobSubmitted(7, EngineBank.PING)
+    assert delivered.get_nowait() == JobCompleted(completion)
+    assert executor.submit(a_submission(8, in_ns=0)) == JobSubmitted(8, EngineBank.PING)
+    assert delivered.get_nowait() == JobLost(8, ReturnCode.TIMEOUT)
+    board.submit_answer = ReturnCode.DEVICE_BUSY
+    assert executor.submit(a_submission(9)) == JobRefused(9, ReturnCode.DEVICE_BUSY)
+    executor.perform(ConfigureDevice(1, None))
+    assert delivered.get_nowait() == DeviceConfigured(1, 0, "the inspection")
+    assert executor.stop(DEADLINE_S) and board.closed_on == "MainThread"
 
 
 def test_completions_may_come_in_any_order(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from builders_engine import a_sequence
 
 from calculet_core.config import TenantConfig
@@ -43,6 +45,21 @@ def test_three_to_one_weights_give_three_to_one_turns() -> None:
     assert drain(fair, 16).count("a") == 12
 
 
+def test_ten_thousand_requests_share_three_to_one_within_five_percent() -> None:
+    fair, rng, served = queue(TenantConfig("a", weight=3.0), TenantConfig("b")), random.Random(5), {"a": 0, "b": 0}
+    number = 0
+    for _ in range(10_000):
+        for tenant in ("a", "b"):  # both always have something waiting
+            while len([seq for seq in fair.waiting() if seq.tenant == tenant]) < 4:
+                number += 1
+                put(fair, number, tenant, prompt=rng.randint(1, 400), output=rng.randint(1, 100))
+        seq = take(fair)
+        assert seq is not None
+        served[seq.tenant] += seq.prompt_tokens + seq.max_new_tokens
+        fair.ended(seq)
+    assert abs(served["a"] / served["b"] - 3.0) < 0.15
+
+
 def test_a_weight_of_the_configuration_wins_over_the_message() -> None:
     fair = queue(TenantConfig("a", weight=4.0))
     assert fair.stamp("a", 100.0, 4, 4) == 2.0
@@ -68,10 +85,11 @@ def test_a_burst_of_one_tenant_does_not_hold_up_another() -> None:
 
 def test_a_tenant_at_its_active_limit_is_passed_over_until_one_ends() -> None:
     fair = queue(TenantConfig("a", max_active=1), TenantConfig("b"))
-    put(fair, 1, "a"), put(fair, 2, "a"), put(fair, 3, "b", prompt=1_000)
+    first = put(fair, 1, "a")
+    put(fair, 2, "a"), put(fair, 3, "b", prompt=1_000)
     assert drain(fair, 3) == ["a", "b"]
     assert fair.head() is None and len(fair) == 1
-    fair.ended("a")
+    fair.ended(first)
     assert drain(fair, 3) == ["a"]
 
 
@@ -101,7 +119,7 @@ def test_tenants_nobody_configured_are_forgotten_when_they_are_done() -> None:
     for number in range(50):
         put(fair, number, f"stranger {number}")
     for seq in [seq for _ in range(50) if (seq := take(fair)) is not None]:
-        fair.ended(seq.tenant)
+        fair.ended(seq)
     put(fair, 99, "stranger 0", prompt=1)
     assert len(fair._tenants) <= 2
 
@@ -111,3 +129,60 @@ def test_the_oldest_wait_is_found_across_tenants() -> None:
     put(fair, 1, "a").waiting_since_ns = 50
     put(fair, 2, "b").waiting_since_ns = 20
     assert fair.oldest_ns() == 20
+
+
+# ------------------------------------------------------------------------------------------------ the quota of long prompts (§6)
+def long_queue(max_long: int = 1, *tenants: TenantConfig) -> FairQueue:
+    return FairQueue(tenants, 1.0, long_above=100, max_long=max_long)
+
+
+def numbers(fair: FairQueue) -> list[int]:
+    taken = []
+    while (seq := take(fair)) is not None:
+        taken.append(seq.seq_id)
+    return taken
+
+
+def test_long_prompts_beyond_the_quota_wait_and_hold_up_nobody() -> None:
+    fair = long_queue()
+    first, second = put(fair, 1, "a", prompt=500), put(fair, 2, "a", prompt=500)
+    put(fair, 3, "a"), put(fair, 4, "b", prompt=400), put(fair, 5, "b", prompt=100)
+    assert sorted(numbers(fair)) == [3, 4, 5], "of three long ones the cheapest started; no short one waited for them"
+    assert (fair.long_prefills, len(fair)) == (1, 2)
+    assert not fair.may_start("c", 101) and fair.may_start("c", 100)
+    del first, second
+
+
+def test_a_long_prompt_in_kv_makes_room_for_the_next() -> None:
+    fair = long_queue()
+    first = put(fair, 1, "a", prompt=500)
+    put(fair, 2, "a", prompt=500), put(fair, 3, "b", prompt=2_000)
+    assert numbers(fair) == [1]
+    fair.prefilled(first)
+    assert numbers(fair) == [2]
+    fair.ended(first)
+    assert numbers(fair) == [], "its end frees nothing a second time"
+
+
+def test_a_long_prompt_that_ends_before_its_first_token_makes_room_too() -> None:
+    fair = long_queue()
+    first = put(fair, 1, "a", prompt=500)
+    put(fair, 2, "b", prompt=500)
+    assert numbers(fair) == [1]
+    fair.ended(first)
+    assert numbers(fair) == [2]
+
+
+def test_a_tenant_at_its_active_limit_starts_neither_long_nor_short() -> None:
+    fair = long_queue(2, TenantConfig("a", max_active=1))
+    first = put(fair, 1, "a")
+    put(fair, 2, "a", prompt=500), put(fair, 3, "a")
+    assert numbers(fair) == [1]
+    fair.ended(first)
+    assert len(numbers(fair)) == 1
+
+
+def test_without_a_quota_long_prompts_keep_their_place_in_the_line() -> None:
+    fair = queue()
+    put(fair, 1, "a", prompt=5_000), put(fair, 2, "a")
+    assert numbers(fair) == [1, 2]

@@ -76,7 +76,7 @@ def test_a_unit_is_started_by_name_and_its_exit_code_is_told(folder: Path) -> No
         return log
 
     assert asyncio.run(run()).ended == [("board0", Exit(code=75))]
-    assert (folder / "asked").read_text().splitlines()[0] == "start calculet-worker@board0.service"
+    assert (folder / "asked").read_text().splitlines()[0] == "start --no-ask-password --job-mode=fail calculet-worker@board0.service"
 
 
 @pytest.mark.parametrize(("verb", "number"), [("stop", signal.SIGTERM), ("abort", signal.SIGABRT), ("kill", signal.SIGKILL)])

@@ -10,7 +10,7 @@ import pytest
 from builders_worker import a_chat_package, a_library_package
 from tokenizers import Tokenizer
 
-from calculet_core.errors import ArtifactError, InvalidValue, Unsupported
+from calculet_core.errors import ArtifactError, CalculetError, InvalidValue, Unsupported
 from calculet_core.requests import Prompt
 from calculet_worker.shell.tokenizing import MAX_RENDERED_CHARACTERS, PromptTokenizer
 
@@ -171,3 +171,24 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path) -> None:
     (package.root / "tokenizer.json").write_text("{}")
     with pytest.raises(ArtifactError, match=r"tokenizer.json: not a tokenizer.json"):
         PromptTokenizer(package)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size", "quick"),
+    [
+        (Prompt(text="a" * 512), 512, True),
+        (Prompt(text="a" * 513), 513, False),
+        (Prompt(token_ids=(1,) * 4096), 16_384, True),
+        (Prompt(token_ids=(1,) * 4097), 16_388, False),
+        (chat(*[user("hi")] * 4), 8, True),
+        (chat(*[user("hi")] * 5), 10, False),
+        (chat({"role": "assistant", "content": "", "tool_calls": [{}]}), 0, False),
+    ],
+)
+def test_only_short_prompts_are_encoded_on_the_actor(prompt: Prompt, size: int, quick: bool) -> None:
+    assert PromptTokenizer.is_quick(prompt, size) is quick
+
+
+def test_an_error_of_encoding_is_a_value(tokenizer: PromptTokenizer) -> None:
+    assert isinstance(tokenizer.encode_or_error(Prompt(token_ids=(999,))), InvalidValue)
+    assert isinstance(tokenizer.encode_or_error(Prompt(text="\ud800")), CalculetError)  # no UTF-8: only its own request fails

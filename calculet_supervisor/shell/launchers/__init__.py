@@ -37,6 +37,10 @@ class Launcher(Protocol):
         """SIGTERM."""
         ...
 
+    def dump(self, board: str) -> None:
+        """Ask it to write its stacks and go on (`calculet_core.shell.stacks.DUMP`)."""
+        ...
+
     def abort(self, board: str) -> None:
         """SIGABRT: print the stack and die."""
         ...

@@ -1,6 +1,7 @@
 """The development keeper as launcher: MessagePack objects over its Unix socket. It is the workers' parent, so it knows every exit.
 
-To the keeper: `{"verb": "list"}`, `{"verb": "start"|"stop"|"abort"|"kill", "board": ...}`, `{"verb": "tell", "boards": {...}}`.
+To the keeper: `{"verb": "list"}`, `{"verb": VERB, "board": ...}` (VERB: start, stop, dump, abort, kill),
+`{"verb": "tell", "boards": {...}}`.
 From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited": board, "code", "signal", "reason"}`.
 """
 
@@ -49,6 +50,9 @@ class KeeperLauncher:
 
     def stop(self, board: str) -> None:
         self._send(verb="stop", board=board)
+
+    def dump(self, board: str) -> None:
+        self._send(verb="dump", board=board)
 
     def abort(self, board: str) -> None:
         self._send(verb="abort", board=board)

@@ -15,11 +15,14 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.launchers import Events
 from calculet_supervisor.world import Exit
 
 SYSTEMCTL = "systemctl"
 COMMAND_TIMEOUT_S = 60.0
+START_OPTIONS = ("--no-ask-password", "--job-mode=fail")
+"""Where everything is being stopped, a start must not take the place of the stop."""
 SETTLE_S = 0.02
 SETTLE_TRIES = 50
 """How long systemd may take to notice an exit that the kernel has told us."""
@@ -51,6 +54,9 @@ class SystemdLauncher:
     def stop(self, board: str) -> None:
         self._signal(board, signal.SIGTERM)
 
+    def dump(self, board: str) -> None:
+        self._signal(board, DUMP)
+
     def abort(self, board: str) -> None:
         self._signal(board, signal.SIGABRT)
 
@@ -67,7 +73,7 @@ class SystemdLauncher:
             self._forget(board)
 
     async def _start(self, board: str) -> None:
-        code, _, errors = await self._run("start", unit_of(board))
+        code, _, errors = await self._run("start", *START_OPTIONS, unit_of(board))
         if code != 0:
             self._events.exited(board, Exit(reason=f"systemctl start {unit_of(board)}: {errors or f'exit {code}'}"))
             return

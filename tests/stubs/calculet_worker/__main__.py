@@ -23,6 +23,7 @@ from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet, load_fleet
 from calculet_core.shell.link import Frames, bind_router, connect_dealer
+from calculet_core.shell.stacks import keep_stacks
 
 HEARTBEAT_S = 0.05
 
@@ -106,6 +107,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 75
     epoch = next_number(fleet.board_epoch(board))
+    keep_stacks(fleet.stacks(f"worker-{board}"), f"board {board} epoch {epoch} pid {os.getpid()}")
     code = int(behaviour.split()[1]) if behaviour.startswith("exit") else 0
     print(f"stub of {board}: epoch {epoch}, told {behaviour!r}", file=sys.stderr)
     if not code:

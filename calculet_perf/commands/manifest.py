@@ -1,0 +1,115 @@
+"""`calculet-perf manifest init`: a manifest with what the server tells of itself; the rest stays REQUIRED."""
+
+from __future__ import annotations
+
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from calculet_perf.commands.common import Exit, end
+from calculet_perf.manifest import REQUIRED, dump_manifest, open_fields, parse_manifest
+
+
+@click.group()
+def manifest() -> None:
+    """Run manifests (acceptance §5)."""
+
+
+@manifest.command()
+@click.argument("url")
+@click.option("--model", "alias", help="The model's name.  [default: the only one that is served]")
+@click.option("--matrix", default="configs/perf/full.yaml", show_default=True, help="File of the cases, relative to the manifest.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write there instead of to the terminal.")
+@click.option("--chat", is_flag=True, help="Use /v1/chat/completions.")
+@click.option("--foreign-null", is_flag=True, help="Write null, not REQUIRED, for what the server does not tell.")
+def init(url: str, alias: str | None, matrix: str, out: Path | None, chat: bool, foreign_null: bool) -> None:
+    """Fill a manifest for the server at URL: what it tells of itself, the round trip, this host. What nobody can ask a server
+    stays REQUIRED, and a run refuses it by name.
+
+    Exit codes: 0 written, 2 wrong usage, 3 the server cannot be reached.
+    """
+    import uvloop
+
+    fields = uvloop.run(_fields(url, alias, matrix, chat))
+    left = list(open_fields(fields))
+    if foreign_null:
+        fields = _null(fields)
+        left = []
+    data = dump_manifest(fields)
+    if out is None:
+        click.echo(data.decode(), nl=False)
+    else:
+        out.write_bytes(data)
+        click.echo(str(out))
+    if left:
+        click.echo(f"left at {REQUIRED}: {', '.join(left)}", err=True)
+
+
+@manifest.command()
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+def check(file: Path) -> None:
+    """Check FILE and its matrix without a server. Exit 2 names what is wrong."""
+    from calculet_perf.commands.run import read_inputs
+
+    parse_manifest(file.read_bytes(), str(file))
+    read_inputs(file)
+    click.echo(f"{file}: fine")
+
+
+async def _fields(url: str, alias: str | None, matrix: str, chat: bool) -> dict[str, Any]:
+    from calculet_perf.shell.http import AskError, HttpClient
+    from calculet_perf.shell.probe import facts, round_trips, target_of
+
+    client = HttpClient(target_of(url))
+    try:
+        told = await facts(client, alias or "")
+        if alias is None:
+            if len(told.models) != 1:
+                served = ", ".join(told.models) or "none"
+                end(Exit.INVALID, f"which model? served: {served}", "name it with --model")
+            alias = told.models[0]
+            told = await facts(client, alias)
+        rtt, jitter = await round_trips(client)
+    except AskError as error:
+        end(Exit.INFRASTRUCTURE, f"the server cannot be reached: {error}")
+    finally:
+        client.close()
+    if told.models and alias not in told.models:
+        end(Exit.INVALID, f"{alias!r} is not served (served: {', '.join(told.models)})")
+
+    def known(value: Any) -> Any:
+        return REQUIRED if value is None else value
+
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in alias)
+    return {
+        "schema": "calculet-perf-run/v1", "run_id": f"{datetime.now(UTC):%Y%m%d}-{name}-baseline-001", "purpose": "baseline",
+        "model": {
+            "alias": alias, "generation": told.generation,
+            "calbin_sha256": known(told.calbin_sha256),
+        },
+        "software": {
+            "server_commit": known(told.server_commit), "image_digest": known(told.image_digest), "calrt": known(told.calrt),
+            "driver": known(told.driver), "firmware": known(told.firmware),
+        },
+        "hardware": {"board": known(told.board_serial_hash), "chips": known(told.chips), "power_mode": known(told.power_mode)},
+        "environment": {
+            "ambient_c": REQUIRED, "vpn_in_path": False, "rtt_ms": _rounded(rtt), "jitter_ms": _rounded(jitter),
+            "ntp_offset_ms": None,
+        },
+        "client": {"host": socket.gethostname(), "transport": "http-sse", "processes": None},
+        "server": {"url": url, "api": "chat" if chat else "completions"}, "matrix": matrix, "warmup_requests": 10,
+        "measured_requests": 100, "timeout_s": 900, "seed": 1234,
+    }  # fmt: skip
+
+
+def _null(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _null(item) for key, item in value.items()}
+    return None if value == REQUIRED else value
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)

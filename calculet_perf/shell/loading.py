@@ -1,0 +1,127 @@
+"""A run's folder as evidence: reads everything once, checks what can be checked about the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from calculet_core.artifact import sha256_hex
+from calculet_core.shell.files import read_bounded
+from calculet_core.shell.journal import read_journal
+from calculet_perf.evidence import Evidence, FaultOutcome, gather
+from calculet_perf.manifest import Manifest, ManifestError
+from calculet_perf.records import RecordError, decoder, from_line
+from calculet_perf.recovery import resets
+from calculet_perf.rules import RULES_FILE, Claim, Rules, RulesError, check_claim, parse_claim, parse_rules
+from calculet_perf.shell.run_dir import FAULTS, MANIFEST, MATRIX, RunReader, read_lines
+from calculet_perf.stability import StageRun
+
+STAGE = "stage.json"
+
+
+def load_rules(path: Path | None = None) -> tuple[Rules, str]:
+    """The shipped rules, or those of a file; and their sha256.
+
+    Raises:
+        RulesError: they cannot be read or are wrong.
+    """
+    if path is None:
+        data, source = resources.files("calculet_perf.rules").joinpath(RULES_FILE).read_bytes(), RULES_FILE
+    else:
+        data, source = _read(path), str(path)
+    return parse_rules(data, source), sha256_hex(data)
+
+
+def load_claim(name: str | None, path: Path | None, rules: Rules, default: str) -> Claim:
+    """The claim of a file, or one that needs no numbers by its name.
+
+    Raises:
+        RulesError: unknown, or lacking what its rules need; names the field.
+    """
+    if path is not None:
+        claim = parse_claim(_read(path), str(path), rules)
+        if name is not None and name != claim.claim:
+            raise RulesError(f"{path}: $.claim: is {claim.claim!r}, but --claim says {name!r}")
+        return claim
+    claim = Claim(claim=name or default)
+    check_claim(claim, "--claim", rules)
+    return claim
+
+
+def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = ()) -> Evidence:
+    """Read a run.
+
+    Raises:
+        RunDirError, RecordError: it is no run, or a line of it is wrong; names file and line.
+    """
+    reader = RunReader(folder)
+    manifest, problems = _manifest(reader)
+    events = sorted((event for path in journals for event in read_journal(path)), key=lambda event: event.t)
+    return gather(
+        reader.info,
+        manifest,
+        rules,
+        reader.requests(),
+        reader.golden(),
+        reader.steps(),
+        reader.device(),
+        reader.cases(),
+        faults=_faults(folder / FAULTS),
+        stage=_stage(folder / STAGE),
+        journal_resets=resets(events),
+        configuration_errors=problems,
+    )
+
+
+def template(name: str) -> str:
+    """The text of a shipped template of the report."""
+    return resources.files("calculet_perf.report").joinpath(name).read_text()
+
+
+def _manifest(reader: RunReader) -> tuple[Manifest | None, list[str]]:
+    """The manifest, and what is wrong with it or with the files that the run says it used."""
+    problems = []
+    for name, digest in ((MANIFEST, reader.info.manifest_sha256), (MATRIX, reader.info.matrix_sha256)):
+        try:
+            found = sha256_hex(read_bounded(reader.folder / name))
+        except OSError as error:
+            problems.append(f"{name}: {error.strerror}")
+            continue
+        if found != digest:
+            problems.append(f"{name} was changed after the run began: sha256 {found[:12]}, the run used {digest[:12]}")
+    try:
+        manifest = reader.manifest()
+    except (ManifestError, OSError) as error:
+        return None, [*problems, str(error)]
+    if manifest.run_id != reader.info.run_id:
+        problems.append(f"{MANIFEST}: $.run_id: is {manifest.run_id!r}, the run is {reader.info.run_id!r}")
+    return manifest, problems
+
+
+def _faults(path: Path) -> list[FaultOutcome] | None:
+    return list(read_lines(path, FaultOutcome)) if path.exists() else None
+
+
+def _stage(path: Path) -> StageRun | None:
+    if not path.exists():
+        return None
+    try:
+        data = read_bounded(path)
+    except OSError as error:
+        raise RecordError(f"{path.name}: {error.strerror}") from None
+    return from_line(decoder(StageRun), data, path.name, 1)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return read_bounded(path)
+    except OSError as error:
+        raise RulesError(f"{path}: {error.strerror}") from None
+
+
+def encode_report(report: msgspec.Struct) -> bytes:
+    """`report.json`, indented: people read it too."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"

@@ -1,0 +1,75 @@
+"""Asks a server what it is, and how far away."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from calculet_perf.manifest import ManifestError
+from calculet_perf.shell.http import AskError, HttpClient, Target
+from calculet_perf.validity import round_trip_ms
+from calculet_perf.workloads.facts import ServerFacts, facts_of
+
+PINGS = 21
+
+
+def target_of(url: str, api_key: str | None = None) -> Target:
+    """A server's address.
+
+    Raises:
+        ManifestError: the url is not one that can be measured; names it.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ManifestError(f"{url}: {error}") from None
+    if parts.scheme != "http" or not parts.hostname:
+        raise ManifestError(f"{url}: must be http://HOST:PORT; put a tunnel in front of what speaks TLS and measure behind it")
+    headers = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+    root = parts.path.rstrip("/").removesuffix("/v1")
+    return Target(parts.hostname, port or 80, root, headers)
+
+
+async def facts(client: HttpClient, alias: str) -> ServerFacts:
+    """What the server tells of itself.
+
+    Raises:
+        AskError: it does not answer at all.
+    """
+    return facts_of(alias, await _json(client, "/v1/models"), await _json(client, "/version", optional=True))
+
+
+async def round_trips(client: HttpClient) -> tuple[float | None, float | None]:
+    """(RTT, jitter) in milliseconds, from small requests on one connection (acceptance §5).
+
+    Raises:
+        AskError: the server does not answer.
+    """
+    times = [(await client.fetch("/v1/models")).round_trip_ns for _ in range(PINGS)]
+    return round_trip_ms(times[1:])
+
+
+async def alive(client: HttpClient) -> bool:
+    """Whether anything answers, whatever it says."""
+    try:
+        await client.fetch("/v1/models", timeout_s=5)
+    except AskError:
+        return False
+    return True
+
+
+async def _json(client: HttpClient, path: str, *, optional: bool = False) -> Any:
+    try:
+        answer = await client.fetch(path)
+    except AskError:
+        if optional:
+            return None
+        raise
+    if answer.status != 200:
+        return None
+    try:
+        return json.loads(answer.body)
+    except ValueError:
+        return None

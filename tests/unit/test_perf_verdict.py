@@ -1,0 +1,344 @@
+"""Verdicts: the precedence of exit codes, what each check catches, and what is never a pass."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import msgspec
+import pytest
+from builders_perf import a_request, a_step, an_info, evidence, some_requests, the_rules, verdict_between, verdict_on
+
+from calculet_perf.checks import CHECKS, CheckResult, Result
+from calculet_perf.evidence import FaultOutcome
+from calculet_perf.records import DeviceJobs, DeviceRecord, Resources
+from calculet_perf.rules import BatchTarget, BoardLimits, Claim, RulesError, Sla, check_claim, parse_claim, parse_rules
+from calculet_perf.runinfo import GoldenOutcome, Invalid, Returned, Shortened
+from calculet_perf.stability import StageRun
+from calculet_perf.verdict import Verdict, exit_code
+
+DAY = 86_400.0
+OUTCOMES = {"configuration": 2, "hard": 1, "infrastructure": 3, "performance": 4}
+
+
+def a_check(kind: str, result: Result) -> CheckResult:
+    return CheckResult(check="x", kind=kind, clause="", title="", result=result, why="")  # type: ignore[arg-type]
+
+
+def reasons(verdict: Verdict) -> dict[str, Result]:
+    return {check.check: check.result for check in verdict.checks}
+
+
+# ---------------------------------------------------------------- precedence
+@pytest.mark.parametrize("failed", [kinds for size in range(5) for kinds in itertools.combinations(OUTCOMES, size)])
+@pytest.mark.parametrize("unsure", [False, True])
+def test_exit_code_precedence(failed: tuple[str, ...], unsure: bool) -> None:
+    checks = [a_check(kind, Result.FAIL if kind in failed else Result.PASS) for kind in OUTCOMES]
+    checks += [a_check("hard", Result.INSUFFICIENT)] if unsure else []
+    expected = next((OUTCOMES[kind] for kind in OUTCOMES if kind in failed), 3 if unsure else 0)
+    for order in itertools.islice(itertools.permutations(checks), 12):
+        assert exit_code(order) == (expected, unsure and not failed)
+
+
+@pytest.mark.parametrize("kind", OUTCOMES)
+def test_insufficient_evidence_of_any_kind_is_three(kind: str) -> None:
+    assert exit_code([a_check(kind, Result.INSUFFICIENT), a_check("hard", Result.PASS)]) == (3, True)
+    assert exit_code([a_check(kind, Result.NOT_ASKED)]) == (0, False)
+
+
+def test_rules_and_checks_are_the_same_set() -> None:
+    assert set(the_rules().checks) == set(CHECKS)
+
+
+# ---------------------------------------------------------------- one run
+def test_a_sound_baseline_passes() -> None:
+    verdict = verdict_on(evidence(some_requests(60)))
+    assert verdict.exit_code == 0 and verdict.conclusion == "pass" and verdict.milestone is None, verdict.checks
+
+
+def test_golden_before_and_after_are_needed() -> None:
+    failed = GoldenOutcome(moment="after", passed=False, cases=3, source="self", failures=["case a: token 3 is 7, not 9"])
+    good = GoldenOutcome(moment="before", passed=True, cases=3, source="self", failures=[])
+    assert verdict_on(evidence(some_requests(60), an_info(golden=[good, failed]))).exit_code == 1
+    missing = verdict_on(evidence(some_requests(60), an_info(golden=[good])))
+    assert missing.exit_code == 3 and missing.conclusion == "insufficient_evidence"
+
+
+def test_a_swapped_token_is_exit_one() -> None:
+    requests = [a_request(f"r{i}", sample=f"s{i % 3}", token_hash=f"ids:{i % 3}", index=i, start_s=float(i)) for i in range(30)]
+    assert verdict_on(evidence(requests)).exit_code == 0
+    requests[7].result.token_hash = "ids:other"
+    verdict = verdict_on(evidence(requests))
+    assert verdict.exit_code == 1 and reasons(verdict)["no_crosstalk"] is Result.FAIL
+    assert verdict_on(evidence(requests), batch_invariant=False).exit_code == 0, "an engine that is not batch-invariant may differ"
+
+
+def test_another_samples_answer_is_crosstalk_for_any_engine() -> None:
+    requests = [a_request(f"r{i}", sample=f"s{i % 3}", token_hash=f"ids:{i % 3}", index=i, start_s=float(i)) for i in range(30)]
+    requests[7].result.token_hash = "ids:2"
+    verdict = verdict_on(evidence(requests), batch_invariant=False)
+    assert verdict.exit_code == 1
+    assert any("answer of s2" in line for check in verdict.checks for line in check.details)
+
+
+def test_answers_that_cannot_be_compared_are_no_pass() -> None:
+    requests = [a_request(f"r{i}", sample=f"s{i}", index=i) for i in range(30)]
+    assert verdict_on(evidence(requests)).conclusion == "insufficient_evidence"
+
+
+def test_a_bad_output_that_was_used_is_exit_one() -> None:
+    steps = [a_step(job=1, step=0), a_step(job=2, step=1, output_status="ccu_exception"), a_step(job=3, step=2)]
+    assert verdict_on(evidence([a_request("r1"), *some_requests(20)], steps=steps)).exit_code == 1
+    fell_over = [a_step(job=1, step=0), a_step(job=2, step=1, output_status="ccu_exception")]
+    fell_over += [a_step(job=10 + index, step=index, generation=2) for index in range(11)]
+    assert verdict_on(evidence([a_request("r1", ttft_ms=100), *some_requests(20)], steps=fell_over)).exit_code == 0
+
+
+@pytest.mark.parametrize("code", ["worker_lost", "client_timeout", "internal_error"])
+def test_lost_workers_and_endless_waits_fail(code: str) -> None:
+    assert verdict_on(evidence([*some_requests(30), a_request("bad", error=code)])).exit_code == 1
+
+
+def test_a_refusal_is_not_a_lost_request() -> None:
+    assert verdict_on(evidence([*some_requests(30), a_request("bad", error="over_capacity")])).exit_code == 0
+
+
+def test_what_did_not_come_back_fails() -> None:
+    stuck = Returned(resource="leased_buffers", board="b0", before=0, after=1, returned=False)
+    assert verdict_on(evidence(some_requests(30), an_info(returned=[stuck]))).exit_code == 1
+    assert verdict_on(evidence(some_requests(30), an_info(returned=[]))).exit_code == 3
+
+
+def test_invalid_infrastructure_is_neither_pass_nor_fail_and_wrong_tokens_go_before_it() -> None:
+    info = an_info(invalid=[Invalid(code="clock", message="the clock stood still")])
+    assert verdict_on(evidence(some_requests(30), info)).exit_code == 3
+    bad = [*some_requests(30), a_request("bad", token_hash="ids:other")]
+    assert verdict_on(evidence(bad, info)).exit_code == 1
+    assert verdict_on(evidence(bad, info, configuration_errors=["manifest.yaml: changed"])).exit_code == 2
+
+
+def test_an_interrupted_or_empty_run_is_three() -> None:
+    assert verdict_on(evidence(some_requests(30), an_info(status="interrupted"))).exit_code == 3
+    assert verdict_on(evidence([])).exit_code == 3
+
+
+def test_faults_must_fire_end_as_designed_and_be_followed_by_golden() -> None:
+    def fault(**changes: object) -> FaultOutcome:
+        fields = {"scenario": "wait_timeout", "planned": 1, "fired": 1, "as_expected": True, "golden_after": True, **changes}
+        return FaultOutcome(**fields)  # type: ignore[arg-type]
+
+    def code(*faults: FaultOutcome) -> int:
+        return verdict_on(evidence(some_requests(30), an_info(injector_armed=True), faults=faults)).exit_code
+
+    assert code(fault()) == 0
+    assert code(fault(fired=0)) == 3, "planned and not fired proves nothing"
+    assert code(fault(), fault(as_expected=False)) == 1
+    assert code(fault(golden_after=False)) == 1
+    assert code(fault(golden_after=None)) == 3
+
+
+def test_an_armed_injector_spoils_a_run_without_scenarios() -> None:
+    assert verdict_on(evidence(some_requests(30), an_info(injector_armed=True))).exit_code == 3
+
+
+# ---------------------------------------------------------------- long gates
+def a_stage(hours: float, virtual: bool = False, stage: str = "release") -> StageRun:
+    asked = the_rules().stages[stage].duration_s
+    return StageRun(stage=stage, asked_s=asked, done_s=hours * 3600, virtual_time=virtual)
+
+
+@pytest.mark.parametrize(("hours", "virtual"), [(0.1, False), (23.0, False), (24.0, True)])
+def test_short_or_virtual_days_never_satisfy_m0(hours: float, virtual: bool) -> None:
+    verdict = verdict_on(evidence(some_requests(30), stage=a_stage(hours, virtual)), "release")
+    assert verdict.exit_code == 3 and verdict.milestone is None and verdict.labels
+    assert reasons(verdict)["stage_length"] is Result.INSUFFICIENT
+
+
+def test_a_stage_that_claims_a_shorter_asked_time_is_held_to_the_rules() -> None:
+    cheat = StageRun(stage="release", asked_s=60, done_s=60)
+    assert reasons(verdict_on(evidence(some_requests(30), stage=cheat), "release"))["stage_length"] is Result.INSUFFICIENT
+
+
+def test_a_day_without_memory_samples_is_insufficient() -> None:
+    verdict = verdict_on(evidence(some_requests(30), stage=a_stage(24)), "release")
+    assert reasons(verdict)["stage_length"] is Result.PASS and reasons(verdict)["no_leak"] is Result.INSUFFICIENT
+    assert verdict.exit_code == 3
+
+
+def test_m1_is_not_signed_over_a_shortened_run() -> None:
+    cut = [Shortened(what="idle sampling", asked=300, done=5, unit="s", clause="§8.2")]
+    base, candidate = evidence(some_requests(300, seed=1)), evidence(some_requests(300, seed=2), an_info(shortened=cut))
+    verdict = verdict_between(base, candidate)
+    assert verdict.exit_code == 0 and verdict.milestone is None and "idle sampling" in verdict.labels[0]
+    whole = verdict_between(base, evidence(some_requests(300, seed=2)))
+    assert whole.exit_code == 0 and whole.milestone == "M1"
+
+
+# ---------------------------------------------------------------- two runs
+@pytest.mark.parametrize("seed", range(3))
+def test_eight_percent_slower_is_four_and_the_same_is_zero(seed: int) -> None:
+    base = evidence(some_requests(300, seed=seed))
+    slow = verdict_between(base, evidence(some_requests(300, seed=seed + 100, slower=1.08)), seed=seed)
+    same = verdict_between(base, evidence(some_requests(300, seed=seed + 200)), seed=seed)
+    assert slow.exit_code == 4 and slow.conclusion == "performance_regression"
+    assert same.exit_code == 0, [check.why for check in same.checks]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20))
+def test_eight_percent_slower_is_four_and_the_same_is_zero_in_twenty_seeds(seed: int) -> None:
+    test_eight_percent_slower_is_four_and_the_same_is_zero(1_000 + 7 * seed)
+
+
+def test_too_few_samples_for_p99_are_no_pass_but_do_not_hide_a_regression() -> None:
+    base = evidence(some_requests(100, seed=1))
+    same = verdict_between(base, evidence(some_requests(100, seed=2)))
+    assert same.conclusion == "insufficient_evidence" and any("299" in line for check in same.checks for line in check.details)
+    assert verdict_between(base, evidence(some_requests(100, seed=2, slower=1.3))).exit_code == 4
+
+
+def test_a_base_that_is_wrong_is_no_measure() -> None:
+    failed = GoldenOutcome(moment="before", passed=False, cases=3, source="self", failures=["case a: token 3 is 7, not 9"])
+    base = evidence(some_requests(300, seed=1), an_info(golden=[failed]))
+    verdict = verdict_between(base, evidence(some_requests(300, seed=2)))
+    assert verdict.exit_code == 3 and reasons(verdict)["base: golden"] is Result.INSUFFICIENT
+
+
+def test_a_noisy_cell_cannot_gate() -> None:
+    verdict = verdict_between(evidence(some_requests(300, seed=1, noise=0.5)), evidence(some_requests(300, seed=2, noise=0.5)))
+    assert verdict.exit_code == 3 and reasons(verdict)["aa_floor"] is Result.INSUFFICIENT
+
+
+def test_failures_of_the_candidate_are_a_regression() -> None:
+    failing = some_requests(300, seed=2)
+    failing[::20] = [a_request(f"f{i}", case="single/p16/o11", round=i, error="over_capacity") for i in range(15)]
+    assert verdict_between(evidence(some_requests(300, seed=1)), evidence(failing)).exit_code == 4
+
+
+def test_a_candidate_must_win_where_it_aims_and_keep_the_rest() -> None:
+    claim = Claim(claim="candidate", target_cells=("aim/*",), target_metric="tpot", limits=BoardLimits(temperature_c=90))
+
+    def run(aim: float, rest: float, seed: int) -> list:  # type: ignore[type-arg]
+        return [
+            *some_requests(300, seed=seed, case="aim/p16", slower=aim),
+            *some_requests(300, seed=seed + 1, case="rest/p16", slower=rest),
+        ]
+
+    base = evidence(run(1, 1, 1))
+    won = verdict_between(base, evidence(run(0.85, 1, 11)), claim)
+    assert reasons(won)["improved"] is Result.PASS and reasons(won)["not_worse"] is Result.PASS
+    assert won.exit_code == 3 and reasons(won)["limits"] is Result.INSUFFICIENT, "temperatures were not seen"
+    assert reasons(verdict_between(base, evidence(run(0.99, 1, 21)), claim))["improved"] is Result.FAIL
+    lost = verdict_between(base, evidence(run(0.85, 1.2, 31)), claim)
+    assert lost.exit_code == 4 and reasons(lost)["not_worse"] is Result.FAIL
+
+
+def test_ping_pong_needs_a_real_day() -> None:
+    base, fast = evidence(some_requests(300, seed=1)), evidence(some_requests(300, seed=2, slower=0.8))
+    claim = Claim(claim="ping_pong")
+    short = verdict_between(base, fast, claim, soak=evidence(some_requests(60), stage=a_stage(0.2)))
+    assert short.exit_code == 3 and short.milestone is None and reasons(short)["improved"] is Result.PASS
+
+
+# ---------------------------------------------------------------- rules and claims
+def test_the_batch_target_has_no_default() -> None:
+    rules, sla = the_rules(), Sla(tpot_p99_ms=50)
+    with pytest.raises(RulesError, match=r"\$\.batch: a batch claim must state it"):
+        check_claim(Claim(claim="batch", target_cells=("*",), sla=sla), "claim.yaml", rules)
+    with pytest.raises(RulesError, match=r"\$\.sla"):
+        check_claim(Claim(claim="batch", target_cells=("*",), batch=BatchTarget(target_percent=60)), "claim.yaml", rules)
+    check_claim(Claim(claim="batch", target_cells=("*",), batch=BatchTarget(target_percent=60), sla=sla), "claim.yaml", rules)
+    with pytest.raises(RulesError, match=r"claim.yaml: \$\.batch: Object missing required field `target_percent`"):
+        parse_claim(b"claim: batch\nbatch: {}\n", "claim.yaml", rules)
+
+
+def test_a_batch_claim_is_held_to_its_own_target() -> None:
+    base = evidence(some_requests(300, seed=1))
+    candidate = evidence(some_requests(300, seed=2, slower=0.7))
+    for target, expected in ((20.0, 0), (90.0, 4)):
+        claim = Claim(claim="batch", target_cells=("*",), batch=BatchTarget(target_percent=target), sla=Sla(tpot_p99_ms=50))
+        assert verdict_between(base, candidate, claim).exit_code == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"claim: faster\n", r"c.yaml: \$\.claim: no rules for 'faster'"),
+        (b"claim: candidate\n", r"c.yaml: \$\.target_cells: a candidate claim must state it"),
+        (b"claim: rebuild\nextra: 1\n", r"c.yaml: \$: Object contains unknown field `extra`"),
+        (b"[", r"c.yaml: not valid YAML"),
+    ],
+)
+def test_a_wrong_claim_names_file_and_field(data: bytes, message: str) -> None:
+    with pytest.raises(RulesError, match=message):
+        parse_claim(data, "c.yaml", the_rules())
+
+
+def test_rules_that_name_an_unknown_check_are_refused() -> None:
+    data = msgspec.yaml.encode({**msgspec.to_builtins(the_rules()), "always": ["nothing"]})
+    with pytest.raises(RulesError, match=r"\$\.always: no check 'nothing'"):
+        parse_rules(data, "rules.yaml")
+
+
+def test_service_level_is_judged_by_exact_bounds() -> None:
+    requests = some_requests(400, ttft_ms=50, noise=0.05)
+    assert verdict_on(evidence(requests), sla=Sla(ttft_p99_ms=70)).exit_code == 0
+    assert verdict_on(evidence(requests), sla=Sla(ttft_p99_ms=51)).exit_code == 4
+    assert verdict_on(evidence(requests[:100]), sla=Sla(ttft_p99_ms=70)).conclusion == "insufficient_evidence"
+    refused = [*requests, *(a_request(f"x{i}", case="single/p16/o11", error="over_capacity") for i in range(10))]
+    assert verdict_on(evidence(refused), sla=Sla(reject_rate=0.01)).exit_code == 4
+    assert verdict_on(evidence(refused), sla=Sla(reject_rate=0.05)).exit_code == 0
+
+
+def open_loop(count: int, gap_s: float, growth_ms: float) -> list:  # type: ignore[type-arg]
+    """Requests at fixed times; each waits a little longer than the one before when the queue grows."""
+    made = []
+    for index in range(count):
+        record = a_request(f"o{index}", start_s=index * gap_s, ttft_ms=50 + growth_ms * index, case="poisson/q1", concurrency=None)
+        record.case.arrival = "poisson"
+        made.append(record)
+    return made
+
+
+def test_a_rate_is_stable_only_over_a_whole_window_without_a_growing_queue() -> None:
+    sla = Sla(ttft_p99_ms=100_000)
+    steady = verdict_on(evidence(open_loop(1_000, 2.0, 0)), "capacity", sla=sla)
+    assert steady.exit_code == 0, [check.why for check in steady.checks]
+    short = verdict_on(evidence(open_loop(1_000, 0.1, 0)), "capacity", sla=sla)
+    assert short.conclusion == "insufficient_evidence" and any("1800 s" in check.why for check in short.checks)
+    growing = verdict_on(evidence(open_loop(1_000, 2.0, 40)), "capacity", sla=sla)
+    assert growing.exit_code == 4 and any("queue went on growing" in check.why for check in growing.checks)
+
+
+def a_watched_day(growth_mb_per_hour: float) -> list[DeviceRecord]:
+    """A sample a minute for 24 h, idle at both ends."""
+    found = []
+    for minute in range(-5, 24 * 60 + 5):
+        phase = "idle" if minute < 0 else "measure" if minute < 24 * 60 else "after"
+        memory = (500 + 2 * math.sin(minute / 7) + max(0, minute) / 60 * growth_mb_per_hour) * (1 << 20)
+        resources = Resources(rss_bytes=memory, leased_buffers=2.0 if phase == "measure" else 0.0)
+        found.append(
+            DeviceRecord(
+                run_id="run", utc="", monotonic_ns=minute * 60 * 1_000_000_000, board="b0", phase=phase, chips=[], jobs=DeviceJobs(),
+                resources=resources,
+            )
+        )  # fmt: skip
+    return found
+
+
+def test_a_whole_sound_day_satisfies_m0_and_a_leaking_one_fails() -> None:
+    sound = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(0)), "release")
+    assert sound.exit_code == 0 and sound.milestone == "M0", [check.why for check in sound.checks]
+    leaking = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(5)), "release")
+    assert leaking.exit_code == 1 and reasons(leaking)["no_leak"] is Result.FAIL and leaking.milestone is None
+
+
+def test_one_lease_that_never_came_back_fails_the_day() -> None:
+    samples = a_watched_day(0)
+    for sample in samples:
+        if sample.phase == "after":
+            sample.resources.leased_buffers = 1.0
+    verdict = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=samples), "release")
+    assert verdict.exit_code == 1 and any(
+        "leased_buffers: 1 after everything had ended, 0 before" in check.why for check in verdict.checks
+    )
