@@ -10,7 +10,7 @@ import pytest
 
 from calculet_core.clock import MS, S
 from calculet_core.history import Violation
-from calculet_supervisor.shell.store import Wanted
+from calculet_supervisor.shell.store import Act, Wanted
 from calculet_worker.device.faults import AnyFault
 from simulation import search
 from simulation.checker import FairShares
@@ -124,7 +124,7 @@ def test_a_crash_comes_after_so_many_actions(world: World) -> None:
 # ---------------------------------------------------------------- the disk
 def asked(world: World, store: VirtualStore, process: Process, draining: bool) -> list[Any]:
     answers: list[Any] = []
-    run(process, store.want("board0", Wanted(draining=draining), "drain", 0, 0), lambda value, error: answers.append(error))
+    run(process, store.want("board0", Wanted(draining=draining), Act("drain", "board0")), lambda value, error: answers.append(error))
     return answers
 
 
