@@ -79,6 +79,8 @@ def plan_installation(prefix: str, config_path: str, config: FleetConfig, user: 
     for what, name in (("user", user), ("group", group)):
         if not _USER.fullmatch(name):
             raise ConfigError(f"{name!r} cannot be the name of a {what}: small letters, digits, - and _")
+    if user == "root":
+        raise ConfigError("the services run unprivileged: name another user than root")
     base = dirname(config_path)
     for where, path in _named_files(config):
         _check_path(f"{config_path}: {where}", normpath(join(base, path)))

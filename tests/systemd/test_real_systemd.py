@@ -24,7 +24,7 @@ from calculet_supervisor.shell.crashes import bundles
 
 pytestmark = pytest.mark.timeout(300)
 BOARDS = ("board0", "board1")
-WHOLE_AGAIN_S = 30.0
+WHOLE_AGAIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +181,8 @@ def test_a_worker_that_hangs_is_killed_with_all_of_its_unit_and_replaced(machine
     hanging = machine.kill(worker("board0"), signal.SIGSTOP)
     wait_for_another(machine, worker("board0"), hanging)
     machine.wait_ready(WHOLE_AGAIN_S)
-    killed = [event.data["signal"] for event in journal_of(machine, "supervisor") if event.event == "fleet.worker_killed"]
-    assert killed == ["SIGABRT", "SIGKILL"]
+    killed = [event for event in journal_of(machine, "supervisor") if event.event == "fleet.worker_killed" and event.board == "board0"]
+    assert [event.data["signal"] for event in killed[-2:]] == ["SIGABRT", "SIGKILL"]
     machine.configure()
     machine.systemctl("reload", SUPERVISOR)
     until(lambda: machine.show(SUPERVISOR, "SubState") == "running" and machine.status(), "all as before")
@@ -255,7 +255,7 @@ def test_two_routers_share_the_socket_and_each_process_is_replaced_without_a_fai
 # ---------------------------------------------------------------- stop
 def test_a_stop_drains_streams_and_goes_from_the_router_to_the_workers(machine: Machine) -> None:
     with ThreadPoolExecutor(4, initializer=machine.enter_network) as pool:
-        streams = [pool.submit(lambda: list(Front().stream({"prompt": "long", "max_tokens": 400}))) for _ in range(4)]
+        streams = [pool.submit(lambda: list(Front().stream({"prompt": "long", "max_tokens": 600}))) for _ in range(4)]
         until(lambda: sum(machine.active_requests()) == 4, "four streams run")
         machine.systemctl("stop", "calculet.target", "calculet-*")
         for stream in streams:
@@ -286,7 +286,9 @@ def test_uninstall_waits_for_the_stop_and_leaves_state_and_configuration(machine
     refused = machine.run("calculet", "uninstall")
     assert refused.returncode == 1 and "systemctl stop calculet.target 'calculet-*'" in refused.stderr
     machine.systemctl("enable", "calculet.target", SECOND)
-    machine.systemctl("stop", "calculet.target", "calculet-*")
+    machine.systemctl("stop", "calculet.target")
+    units = (SOCKET, ROUTER, SUPERVISOR, *map(worker, BOARDS))
+    until(lambda: {machine.show(unit, "ActiveState") for unit in units} == {"inactive"}, "the target takes all with it")
     machine.must("calculet", "uninstall")
     left = [path.name for path in machine.read("/etc/systemd/system").rglob("calculet*")]
     assert left == [] and machine.read(CONFIG).exists() and machine.read("/var/lib/calculet/supervisor.sqlite").exists()

@@ -23,7 +23,7 @@ from calculet_core.shell.fleet import Fleet, load_fleet
 from calculet_core.shell.journal import Journal
 from calculet_perf.cli import main as perf
 from calculet_supervisor.cli import main
-from calculet_supervisor.commands import COMMANDS
+from calculet_supervisor.commands import COMMANDS, common
 from calculet_supervisor.commands.common import default_config
 
 CONFIG, UNREACHABLE = 78, 69
@@ -292,3 +292,14 @@ def test_without_config_the_fleet_that_make_runs_here_is_meant(tmp_path: Path, m
     assert default_config() == "configs/fleet.yaml", "a name without a file is no fleet"
     (tmp_path / "mine.yaml").write_text("")
     assert default_config() == "mine.yaml"
+
+
+def test_an_installed_fleet_is_found_where_there_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(common, "INSTALLED_CONFIG", str(tmp_path / "installed.yaml"))
+    assert default_config() == "configs/fleet.yaml"
+    (tmp_path / "installed.yaml").write_text("schema: calculet-fleet/v1")
+    assert default_config() == str(tmp_path / "installed.yaml")
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/fleet.yaml").write_text("schema: calculet-fleet/v1")
+    assert default_config() == "configs/fleet.yaml"

@@ -154,6 +154,7 @@ def test_a_configuration_that_units_could_not_run_is_refused_by_its_path(root: P
         (("--prefix", "/root/venv"), "the prefix: /root/venv is below /root"),
         (("--prefix", "venv"), "the prefix: 'venv' cannot stand in a unit"),
         (("--user", "Robert'); DROP"), "cannot be the name of a user"),
+        (("--user", "root"), "the services run unprivileged"),
         (("--config", "/tmp/fleet.yaml"), "the configuration: /tmp/fleet.yaml is below /tmp"),
     ],
 )  # fmt: skip
