@@ -62,7 +62,7 @@ class Telemetry:
     def _admitted(self, event: Event) -> None:
         data, metric = event.data, self._metric
         waited_ns = data["wait_ns"]
-        metric("calculet_worker_admissions", decision="queue" if waited_ns else "admit").inc()
+        metric("calculet_worker_admissions", decision="queue" if data["queued"] else "admit").inc()
         metric("calculet_worker_admission_wait_seconds").observe(waited_ns / S)
         if data.get("starved"):
             metric("calculet_worker_starvation_events", tenant=self._tenant(data["tenant"])).inc()
