@@ -157,7 +157,9 @@ class StepJoin:
         return sum(sum(totals.steps) for name, totals in self._requests.items() if name not in self._joined)
 
     def _find(self, record: RequestRecord) -> _Totals | None:
-        for name in (record.server_request_id, record.request_id):
+        # An answer's id is `cmpl-` or `chatcmpl-` and the id that traces and journals show.
+        bare = record.server_request_id.rpartition("cmpl-")[2] if record.server_request_id else None
+        for name in (record.server_request_id, bare, record.request_id):
             if name is not None and name in self._requests:
                 self._joined.add(name)
                 return self._requests[name]
