@@ -14,7 +14,7 @@ Status = Literal["running", "interrupted", "golden_failed", "infrastructure_inva
 
 
 InvalidCode = Literal[
-    "unreachable", "network", "clock", "rate", "client_overloaded", "selftest", "interrupted", "crash", "burst_spread",
+    "unreachable", "network", "clock", "rate", "selftest", "interrupted", "crash", "burst_spread",
 ]  # fmt: skip
 
 

@@ -146,6 +146,7 @@ class Runner:
         records: list[RequestRecord] = []
         for planned in rounds:
             applied = await self._apply("closed", planned, 1)
+            self._say_failure(applied.seen)
             records += [self._record(one, seen, 1) for one, seen in zip(planned, applied.seen, strict=True)]
         for record in records:
             self._writer.append(GOLDEN, record)
@@ -256,6 +257,8 @@ class Runner:
         self._save()
         failed = f", {case.failed} failed" if case.failed else ""
         self.say(f"{cell.id}  {case.requests} requests{failed}")
+        if case.failed:
+            self._say_failure(applied.seen)
         return records
 
     def _connections(self, item: Item, planned: Sequence[Planned]) -> int:
@@ -284,6 +287,13 @@ class Runner:
     async def _apply(self, arrival: str, planned: Sequence[Planned], users: int) -> Applied:
         asked = [one.asked for one in planned]
         return await self._shards.apply(arrival, asked, concurrency=users, gap_s=BURST_GAP_S, progress=self._screen.advance)
+
+    def _say_failure(self, seen: Sequence[Seen]) -> None:
+        """The first failure in the server's own words, which no file keeps."""
+        for one in seen:
+            if one.error_code is not None:
+                self.say(f"  {one.error_code} (HTTP {one.http_status}): {one.error_message or 'no message'}")
+                return
 
     def _record(
         self, planned: Planned, seen: Seen, users: int | None, *, warmup: bool = False, throttled: bool | None = None
