@@ -13,9 +13,12 @@ from calculet_core.clock import MS
 from calculet_core.config import (
     AdmissionConfig,
     BatchConfig,
+    CanaryConfig,
     ExecutorConfig,
+    RecallConfig,
     RecoveryConfig,
     RestartConfig,
+    RolloutConfig,
     RouterConfig,
     SchedulerConfig,
     SupervisionConfig,
@@ -36,8 +39,8 @@ HOST_FAULTS = (
     "cut_control", "partition_data", "partition_control", "slow_data", "disk_full", "stuck_dma", "bad_board",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
-ACTS = ("drain", "stop", "restart")
-"""`resume` and `start` follow the first two."""
+ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
+"""`resume` and `start` follow the first two. `load` is of a package of another colour; its `target` says which."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,10 @@ class Settings:
     scheduler: SchedulerConfig = field(default_factory=_scheduler)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     supervision: SupervisionConfig = field(default_factory=_supervision)
+    rollout: RolloutConfig = field(
+        default_factory=lambda: RolloutConfig(8_000, 60.0, CanaryConfig(hold_s=3.0, min_requests=5))
+    )
+    recall: RecallConfig = field(default_factory=lambda: RecallConfig(breaker_window_s=60.0, probation_s=10.0))
     router_tick_ns: int = 100 * MS
     supervisor_tick_ns: int = 100 * MS
     check_every: int = 16
