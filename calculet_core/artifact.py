@@ -88,6 +88,20 @@ class Compatibility(_Section, frozen=True):
     chips: int | None = None
 
 
+def incompatible(
+    wanted: Compatibility, runtime: str | None, driver: str | None, firmware: str | None, chips: int | None
+) -> list[str]:
+    """What a board has that the artifact was not built for (scheduling §11 step 3); what is unknown of the board passes."""
+    wrong = []
+    found = (("runtime", wanted.runtime, runtime), ("driver", wanted.driver, driver), ("firmware", wanted.firmware, firmware))
+    for name, allowed, real in found:
+        if allowed and real and real not in allowed:
+            wrong.append(f"{name} {real}, built for {' or '.join(allowed)}")
+    if wanted.chips is not None and chips and chips != wanted.chips:
+        wrong.append(f"{chips} chips, built for {wanted.chips}")
+    return wrong
+
+
 ABILITIES = ("incremental_prefill", "remove_tail", "lane_fault_isolation", "ping_pong_overlap", "batch_decode")
 """Names that `abilities` may have."""
 

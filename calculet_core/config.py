@@ -23,6 +23,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
 Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
 
+TrafficClass = Literal["latency", "throughput"]
+
 T = TypeVar("T")
 
 
@@ -149,6 +151,15 @@ class SchedulerConfig(_Section, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------------ calculet-fleet/v1
+class TlsConfig(_Section, frozen=True):
+    """HTTPS with these PEM files, read again when they change; both or none."""
+
+    certificate: str | None = None
+    """The certificate, followed by its intermediates."""
+    key: str | None = None
+    """Its key, without a passphrase, that not everybody may read."""
+
+
 class RouterConfig(_Section, frozen=True):
     """The HTTP front: address, limits and time-outs. Sizes in bytes, times in the unit of the name."""
 
@@ -177,6 +188,10 @@ class RouterConfig(_Section, frozen=True):
     """A kept-alive connection without a request is closed."""
     max_inflight_requests: PositiveInt = 4096
     """Requests accepted and not ended; above it 429."""
+    max_lookups: PositiveInt = 32
+    """Questions to `/tokenize` and `/detokenize` that are open; above it 429."""
+    lookup_timeout_ms: PositiveInt = 20_000
+    """A question without an answer by then is 503."""
     max_output_buffer_bytes: PositiveInt = 262_144
     """What a stream's reader may leave unread here before its request is cancelled; as much may wait unsent in the kernel."""
     write_timeout_s: PositiveFloat = 60.0
@@ -197,6 +212,7 @@ class RouterConfig(_Section, frozen=True):
     """How long streams may finish after SIGTERM."""
     drain_idle_s: PositiveFloat = 1.0
     """After SIGTERM a kept-alive connection may bring one more request within so long; its answer says `connection: close`."""
+    tls: TlsConfig = TlsConfig()
     require_keys: bool = False
     """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
@@ -211,6 +227,10 @@ class BoardConfig(_Section, frozen=True):
     """DRAM of the board; an artifact's reservation must fit."""
     options: dict[str, Any] = {}
     """Of the backend."""
+    pool: TrafficClass | None = None
+    """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
+    profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
+    """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
     synchronous: bool = False
     """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
@@ -241,6 +261,8 @@ class TenantConfig(_Section, frozen=True):
     """Request rate; bursts of one second."""
     models: tuple[Alias, ...] = ()
     """Aliases that it may use; empty: all."""
+    traffic_class: TrafficClass | None = None
+    """Which pool of boards its requests prefer (scheduling §8). None: boards without a pool, then any."""
 
 
 class RestartConfig(_Section, frozen=True):
@@ -276,6 +298,46 @@ class SupervisionConfig(_Section, frozen=True):
     drain_timeout_ms: PositiveInt = 30_000
     """How long a worker may drain before it is stopped."""
     restart: RestartConfig = RestartConfig()
+
+
+class CanaryConfig(_Section, frozen=True):
+    """When a canary is good enough to go on, and when it goes back."""
+
+    hold_s: Annotated[float, Meta(ge=0)] = 60.0
+    """How long it must look well."""
+    min_requests: PositiveInt = 100
+    """Requests that green must have answered; also the fewest that a P99 is taken of."""
+    min_errors: PositiveInt = 3
+    """Fewer failures than that prove nothing."""
+    max_error_gap: Annotated[float, Meta(ge=0, le=1)] = 0.02
+    """How much larger green's share of failed requests may be than blue's."""
+    max_p99_ratio: Annotated[float, Meta(ge=1)] = 1.5
+    """How much larger green's P99 may be than blue's: time to the first token, and between tokens."""
+    min_p99_gap_ms: Annotated[float, Meta(ge=0)] = 20.0
+    """A smaller difference of P99 is nothing."""
+
+
+class RolloutConfig(_Section, frozen=True):
+    """Swaps of a model across boards (`calculet load`, `rollback`, `unload`)."""
+
+    drain_timeout_ms: PositiveInt = 120_000
+    """How long a board's running requests may take before it changes its model; then they fail, or are sent again."""
+    stall_timeout_s: PositiveFloat = 900.0
+    """A swap in which nothing has moved for so long goes back."""
+    canary: CanaryConfig = CanaryConfig()
+
+
+class RecallConfig(_Section, frozen=True):
+    """How boards are set aside and come back."""
+
+    breaker_share: Share = 0.5
+    """Share of boards that may go bad within `breaker_window_s`; then nothing automatic happens until an operator says so."""
+    breaker_window_s: PositiveFloat = 300.0
+    """Five minutes."""
+    probation_s: PositiveFloat = 600.0
+    """How long a board that came back must serve without a fault before it counts like the others."""
+    probation_weight: Share = 0.1
+    """Its share of work until then, others having 1."""
 
 
 class JournalConfig(_Section, frozen=True):
@@ -334,6 +396,8 @@ class FleetConfig(_Section, frozen=True):
     tenants: tuple[TenantConfig, ...] = (TenantConfig(name="default"),)
     supervision: SupervisionConfig = SupervisionConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    recall: RecallConfig = RecallConfig()
     journal: JournalConfig = JournalConfig()
     crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
@@ -360,6 +424,8 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    if (config.router.tls.certificate is None) != (config.router.tls.key is None):
+        raise ConfigError(f"{source}: $.router.tls: certificate and key belong together")
     aliases = {model.alias for model in config.models}
     for index, tenant in enumerate(config.tenants):
         for place, alias in enumerate(tenant.models):

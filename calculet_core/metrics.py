@@ -53,6 +53,10 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_usage_records", "counter", "Usage records written"),
     Metric("router", "calculet_router_usage_lost", "counter", "Usage records that no disk took"),
     Metric("router", "calculet_router_usage_recovered", "counter", "Usage records of requests whose router was killed"),
+    Metric("router", "calculet_router_lookups", "counter", "Questions to /tokenize and /detokenize ended, by outcome", ("kind", "outcome")),
+    Metric("router", "calculet_router_open_lookups", "gauge", "Questions to /tokenize and /detokenize that have no answer yet"),
+    Metric("router", "calculet_router_tls_expiry_timestamp_seconds", "gauge", "End of the TLS certificate, seconds since 1970; 0: no TLS"),
+    Metric("router", "calculet_router_tls_usable", "gauge", "0 while the TLS files cannot be used and the last certificate goes on serving"),
     Metric("router", "calculet_router_limit", "gauge", "Configured limits and time-outs, by configuration key", ("limit",)),
     Metric("router", "calculet_router_limit_hits", "counter", "Times that a limit or time-out of the HTTP server took effect, by configuration key", ("limit",)),
     Metric("router", "calculet_router_streams", "gauge", "Open streams"),
@@ -125,6 +129,11 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_limit", "gauge", "Configured limits", ("limit",)),
     Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
     Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
+    Metric("supervisor", "calculet_supervisor_rollouts", "gauge", "Model swaps under way, by state", ("state",)),
+    Metric("supervisor", "calculet_supervisor_rollouts_ended", "counter", "Model swaps ended, by how", ("state",)),
+    Metric("supervisor", "calculet_supervisor_board_condemned", "gauge", "1 while the board is set aside", ("board",)),
+    Metric("supervisor", "calculet_supervisor_artifacts_quarantined", "gauge", "Artifacts set aside"),
+    Metric("supervisor", "calculet_supervisor_breaker_open", "gauge", "1 while automatic action is stopped: too many boards went bad at once"),
 )  # fmt: skip
 
 

@@ -11,6 +11,9 @@ import msgspec
 from calculet_core.ids import WireKey
 from calculet_core.states.request import REQUEST, RequestState
 
+MAX_LOOKUP_TOKENS = 1 << 20
+"""Most tokens that one question of `/tokenize` or `/detokenize` may be about."""
+
 
 class FinishReason(StrEnum):
     """The standard values that clients know; a failure is an error and never one of these."""

@@ -10,6 +10,7 @@ Links: router DEALER -> worker ROUTER (data); worker and router DEALER -> superv
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -65,6 +66,18 @@ class Cancel(msgspec.Struct, array_like=True, frozen=True):
     reason: str
 
 
+class Lookup(msgspec.Struct, array_like=True, frozen=True):
+    """A question about tokens: encode `prompt`, or decode `token_ids` where it is None. Ids are the router's own counter."""
+
+    request_id: int
+    epoch: int
+    digest: str
+    prompt: Prompt | None
+    token_ids: tuple[int, ...] = ()
+    want_pieces: bool = False
+    """Also each token's bytes."""
+
+
 class Lease(msgspec.Struct, array_like=True, frozen=True):
     """Sent every second. Without it the worker cancels the router's requests; `acked_seq` returns credit."""
 
@@ -86,6 +99,9 @@ class WorkerHello(msgspec.Struct, frozen=True):
     state: str
     """Name of a `ModelState`."""
     protocol: int = PROTOCOL
+    versions: dict[str, str | None] = {}
+    """Of the device: `device`, `serial_hash`, `runtime`, `driver`, `firmware`, `power_mode`; None where unknown."""
+    chips: int = 0
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
@@ -159,6 +175,17 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
     usage: Usage | None = None
     token_ids: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
+
+
+class LookupAnswer(msgspec.Struct, array_like=True, frozen=True):
+    """Ids of a prompt, or the text of ids, or why not."""
+
+    request_id: int
+    epoch: int
+    token_ids: list[int] = []
+    pieces: list[bytes] | None = None
+    text: str | None = None
+    error: ErrorInfo | None = None
 
 
 class Tick(msgspec.Struct, array_like=True, frozen=True):
@@ -304,6 +331,32 @@ class StopWorker(msgspec.Struct, frozen=True):
 
 
 # ------------------------------------------------------------------------------------------------ supervisor <-> router
+BUCKETS_PER_OCTAVE = 8
+
+
+def bucket_of(ms: float) -> int:
+    """The bucket of a time: an eighth of an octave wide (9 %), from a microsecond up."""
+    return max(0, math.ceil(BUCKETS_PER_OCTAVE * math.log2(max(ms, 1e-9) * 1000)))
+
+
+def bucket_ms(bucket: int) -> float:
+    """The bucket's upper bound, in milliseconds."""
+    return float(2 ** (bucket / BUCKETS_PER_OCTAVE)) / 1000
+
+
+class VersionReport(msgspec.Struct, frozen=True):
+    """What a router has counted of one artifact since it started; times in buckets (`bucket_of`)."""
+
+    digest: str
+    requests: int = 0
+    failed: int = 0
+    """With what a server can be blamed for: 5xx."""
+    first: dict[int, int] = {}
+    """Accepted to first token."""
+    between: dict[int, int] = {}
+    """Between tokens, the mean of an answer."""
+
+
 class RouterReport(msgspec.Struct, frozen=True):
     """A router's heartbeat and the acknowledgement of a view."""
 
@@ -319,6 +372,8 @@ class RouterReport(msgspec.Struct, frozen=True):
     rss_bytes: int = 0
     links: dict[str, str] = {}
     """Board name -> `up`, `connecting`, `suspect`."""
+    versions: list[VersionReport] = []
+    """Only while more than one artifact has been served lately."""
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -335,6 +390,8 @@ class BoardView(msgspec.Struct, frozen=True):
     alias: str
     draining: bool = False
     weight: float = 1.0
+    pool: str = ""
+    """`latency`, `throughput`, or empty: for everybody."""
 
 
 class AliasView(msgspec.Struct, frozen=True):
@@ -355,6 +412,9 @@ class AliasView(msgspec.Struct, frozen=True):
     temperature: float | None = None
     """For requests that ask for none; likewise `top_p`. None: the interface's own default."""
     top_p: float | None = None
+    other: AliasView | None = None
+    """A second artifact of the same alias, while a swap is under way: `share` of new requests go to it."""
+    share: float = 0.0
 
 
 class FleetView(msgspec.Struct, frozen=True):
@@ -367,7 +427,7 @@ class FleetView(msgspec.Struct, frozen=True):
 
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
-    | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView
+    | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -387,6 +447,8 @@ KINDS: dict[bytes, type[Any]] = {
     b"st": StopWorker,
     b"pp": SetPingPong,
     b"rr": RouterReport,
+    b"lu": Lookup,
+    b"la": LookupAnswer,
     b"fv": FleetView,
 }
 

@@ -8,7 +8,8 @@ measures such an engine says so, and then only certain crosstalk counts. Hashes 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -17,27 +18,34 @@ from calculet_perf.records import RequestRecord
 Key = tuple[str, int, str]
 """Sample id, tokens, kind of hash."""
 ALONE = ("single", "golden")
+EXAMPLES = 20
 
 
 class Disagreement(msgspec.Struct, frozen=True, kw_only=True):
-    """A greedy answer that is not its sample's."""
+    """Greedy answers that are not their sample's, all with the same tokens."""
 
-    request_id: str
-    case: str
     sample_id: str
     token_hash: str
     expected: str
     swapped_with: str | None
     """The sample whose answer it is; null: nobody's."""
+    count: int
+    requests: list[tuple[str, str]]
+    """(request id, case) of the first `EXAMPLES`."""
+
+
+@dataclass(slots=True)
+class _Answer:
+    count: int = 0
+    alone: int = 0
+    examples: list[tuple[str, str]] = field(default_factory=list)
 
 
 class Agreement:
     """Feed successful answers with `add`, then ask `disagreements`."""
 
     def __init__(self) -> None:
-        self._alone: dict[Key, Counter[str]] = defaultdict(Counter)
-        self._all: dict[Key, Counter[str]] = defaultdict(Counter)
-        self._answers: list[tuple[str, str, Key, str]] = []
+        self._answers: dict[Key, dict[str, _Answer]] = defaultdict(lambda: defaultdict(_Answer))
 
     def add(self, record: RequestRecord) -> None:
         """Take one; only greedy successes with a hash are compared."""
@@ -45,26 +53,30 @@ class Agreement:
         tokens = record.workload.actual_output_tokens
         if answer is None or tokens is None or case.sampling != "greedy" or case.expect_refusal or not record.ok:
             return
-        key = (case.sample_id, tokens, answer.partition(":")[0])
-        self._all[key][answer] += 1
-        if case.arrival in ALONE:
-            self._alone[key][answer] += 1
-        self._answers.append((record.request_id, case.id, key, answer))
+        found = self._answers[case.sample_id, tokens, answer.partition(":")[0]][answer]
+        found.count += 1
+        found.alone += case.arrival in ALONE
+        if len(found.examples) < EXAMPLES:
+            found.examples.append((record.request_id, case.id))
 
     @property
     def compared(self) -> int:
         """Answers whose sample was answered more than once."""
-        return sum(sum(answers.values()) for answers in self._all.values() if sum(answers.values()) > 1)
+        sums = [sum(answer.count for answer in answers.values()) for answers in self._answers.values()]
+        return sum(count for count in sums if count > 1)
 
     def disagreements(self) -> list[Disagreement]:
-        """All of them, in the order of arrival."""
-        expected = {key: (self._alone.get(key) or answers).most_common(1)[0][0] for key, answers in self._all.items()}
+        """All of them, in the order in which their samples came."""
+        expected = {
+            key: max(answers, key=lambda name: (answers[name].alone, answers[name].count)) for key, answers in self._answers.items()
+        }
         owner = {(key[1], answer): key[0] for key, answer in expected.items()}
         return [
             Disagreement(
-                request_id=request, case=case, sample_id=key[0], token_hash=answer, expected=expected[key],
-                swapped_with=owner.get((key[1], answer)),
+                sample_id=key[0], token_hash=name, expected=expected[key], swapped_with=owner.get((key[1], name)),
+                count=answer.count, requests=answer.examples,
             )
-            for request, case, key, answer in self._answers
-            if answer != expected[key]
+            for key, answers in self._answers.items()
+            for name, answer in answers.items()
+            if name != expected[key]
         ]  # fmt: skip

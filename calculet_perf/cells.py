@@ -8,6 +8,7 @@ infinitely slow sample of every metric that the cell's successes have. What is l
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,6 +45,34 @@ THROUGHPUT = Metric("aggregate output tokens", "tokens/s", Direction.HIGHER_IS_B
 THROTTLED = "throttled"
 
 
+def _doubles() -> array[float]:
+    """Eight bytes a number: a run of days has millions."""
+    return array("d")
+
+
+@dataclass(slots=True)
+class CaseLoad:
+    """What a case had open at any time, whatever the stratum of its requests: throughput is of the board, not of a request."""
+
+    spans: dict[int, array[float]] = field(default_factory=lambda: defaultdict(_doubles))
+    """Round -> start, end, first and last token in seconds, tokens; of one request after the other."""
+    counted: dict[int, float] = field(default_factory=dict)
+    """Round -> tokens per second as the run itself counted per chunk."""
+    throttled: set[int] = field(default_factory=set)
+    """Rounds with any request on a throttled board: their throughput belongs to that stratum."""
+
+    def add(self, record: RequestRecord) -> None:
+        """Take one request that counts, a failed one too: it occupied the load."""
+        client, round_ = record.client_ns, record.case.round
+        if record.quality.throttled:
+            self.throttled.add(round_)
+        if client.request_start is None or client.response_end is None:
+            return
+        first, last = (math.nan if at is None else at / 1e9 for at in (client.first_token, client.last_token))
+        tokens = float(record.workload.actual_output_tokens or 0) if record.ok else 0.0
+        self.spans[round_].extend((client.request_start / 1e9, client.response_end / 1e9, first, last, tokens))
+
+
 @dataclass(slots=True)
 class Cell:
     """One case in one stratum."""
@@ -55,22 +84,20 @@ class Cell:
     output_tokens: int | None
     concurrency: int | None
     stream: bool
+    load: CaseLoad
     active_lanes: int | None = None
     success: int = 0
     errors: Counter[str] = field(default_factory=Counter)
     """By error code."""
     failed: Counter[int] = field(default_factory=Counter)
     """By round."""
-    case_tokens_per_s: dict[int, float] = field(default_factory=dict)
-    """By round, as the run itself counted per chunk."""
     fill_ratio: float | None = None
     lane_waste: float | None = None
     invalid: list[str] = field(default_factory=list)
     """Why a round was not executed as planned."""
     coalesced: int = 0
     """Requests whose first chunk carried more than one token, or whose events shared a read: TPOT is an average over fewer gaps."""
-    _values: dict[str, dict[int, list[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(list)))
-    _spans: dict[int, list[tuple[float, float, float, float, float]]] = field(default_factory=lambda: defaultdict(list))
+    _values: dict[str, dict[int, array[float]]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(_doubles)))
 
     @property
     def name(self) -> str:
@@ -85,7 +112,12 @@ class Cell:
     @property
     def rounds(self) -> list[int]:
         """With any sample."""
-        return sorted({*self._spans, *self.failed})
+        return sorted({round_ for values in self._values.values() for round_ in values} | set(self.failed))
+
+    @property
+    def load_rounds(self) -> list[int]:
+        """Whose throughput is this stratum's."""
+        return [round_ for round_ in sorted(self.load.spans) if (round_ in self.load.throttled) == (self.stratum == THROTTLED)]
 
     @property
     def metrics(self) -> list[str]:
@@ -109,33 +141,26 @@ class Cell:
 
     def spans(self, round_: int) -> Spans:
         """A round's requests in time."""
-        start, end, first, last, tokens = (np.array(column) for column in zip(*self._spans[round_], strict=True))
+        start, end, first, last, tokens = np.array(self.load.spans[round_]).reshape(-1, 5).T
         return Spans(start, end, first, last, tokens)
 
     def steady(self, round_: int) -> Steady | None:
         """A round's steady window; None: it had none."""
-        return steady(self.spans(round_), self.concurrency) if self._spans.get(round_) else None
+        return steady(self.spans(round_), self.concurrency) if self.load.spans.get(round_) else None
 
     def tokens_per_s(self) -> dict[int, float]:
         """Output tokens per second of each round's steady window: the run's own count per chunk, else from the requests."""
-        found = {}
-        for round_ in self.rounds:
-            if round_ in self.case_tokens_per_s:
-                found[round_] = self.case_tokens_per_s[round_]
+        found: dict[int, float] = {}
+        for round_ in self.load_rounds:
+            if round_ in self.load.counted:
+                found[round_] = self.load.counted[round_]
             elif (window := self.steady(round_)) is not None and window.tokens > 0:
                 found[round_] = window.tokens_per_s
         return found
 
     def add(self, record: RequestRecord) -> None:
         """Take one request that counts."""
-        client, round_ = record.client_ns, record.case.round
-        tokens = record.workload.actual_output_tokens or 0
-        times = [
-            math.nan if at is None else at / 1e9
-            for at in (client.request_start, client.response_end, client.first_token, client.last_token)
-        ]
-        if not (math.isnan(times[0]) or math.isnan(times[1])):
-            self._spans[round_].append((times[0], times[1], times[2], times[3], float(tokens if record.ok else 0)))
+        round_ = record.case.round
         if not record.ok:
             self.failed[round_] += 1
             self.errors[record.result.error_code or f"http_{record.result.http_status}"] += 1
@@ -163,6 +188,7 @@ class Cells:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Cell] = {}
+        self._loads: dict[str, CaseLoad] = defaultdict(CaseLoad)
         self.excluded: Counter[str] = Counter()
         self.excluded_requests: list[tuple[str, str, str]] = []
         """(request id, case, reason) of what was left out, warm-ups apart: those are only counted."""
@@ -183,19 +209,21 @@ class Cells:
             work = record.workload
             cell = self.by_name[key] = Cell(
                 record.case.id, stratum, record.case.arrival, work.prompt_tokens, work.requested_output_tokens, work.concurrency,
-                work.stream, record.case.active_lanes,
+                work.stream, self._loads[record.case.id], record.case.active_lanes,
             )  # fmt: skip
         cell.add(record)
+        cell.load.add(record)
         return True
 
     def add_case(self, case: CaseRecord) -> None:
         """Take what the run says of an executed case, after its requests."""
+        if case.tokens_per_s is not None:
+            self._loads[case.case].counted[case.round] = case.tokens_per_s
         cell = self.by_name.get(case.case)
         if cell is None:
             return
-        if case.tokens_per_s is not None:
-            cell.case_tokens_per_s[case.round] = case.tokens_per_s
-        cell.fill_ratio, cell.lane_waste = case.fill_ratio or cell.fill_ratio, case.lane_waste or cell.lane_waste
+        if case.fill_ratio is not None:
+            cell.fill_ratio, cell.lane_waste = case.fill_ratio, case.lane_waste
         if case.invalid:
             cell.invalid.append(f"round {case.round}: {case.invalid}")
 

@@ -112,19 +112,19 @@ def _no_crosstalk(context: Context) -> Answer:
     certain = [item for item in evidence.disagreements if item.swapped_with is not None]
     counted = certain if not context.claim.batch_invariant else evidence.disagreements
     details = [
-        f"{item.request_id} in {item.case}: sample {item.sample_id} gave {item.token_hash[:16]}, not {item.expected[:16]}"
+        f"sample {item.sample_id} gave {item.token_hash[:16]} {item.count} times, not {item.expected[:16]}"
         + (f"; that is the answer of {item.swapped_with}" if item.swapped_with else "")
+        + f": {', '.join(f'{request} in {case}' for request, case in item.requests[:3])}"
         for item in evidence.disagreements
     ]
+    differing = sum(item.count for item in evidence.disagreements)
     if counted:
-        why = f"{len(counted)} of {evidence.compared_answers} greedy answers are not those of their samples"
+        why = f"{sum(item.count for item in counted)} of {evidence.compared_answers} greedy answers are not those of their samples"
         return Result.FAIL, why, details
     if not evidence.compared_answers:
         return Result.INSUFFICIENT, "no greedy sample was answered twice with its tokens told: nothing could be compared", []
     if details:
-        why = (
-            f"{len(details)} of {evidence.compared_answers} answers differ, none is another sample's (not a batch-invariant engine)"
-        )
+        why = f"{differing} of {evidence.compared_answers} answers differ, none is another sample's (not a batch-invariant engine)"
         return Result.PASS, why, details
     return Result.PASS, f"{evidence.compared_answers} answers agree", []
 
@@ -133,7 +133,7 @@ def _finite_outputs(context: Context) -> Answer:
     evidence = context.evidence
     used = [f"{bad.request_id} step {bad.step}: {bad.status} on {bad.board}, and it went on" for bad in evidence.used_bad_steps]
     if used:
-        return Result.FAIL, f"{len(used)} outputs with a bad status were used", used
+        return Result.FAIL, f"bad outputs that were used: {len(used)}", used
     if evidence.cells.count and not evidence.traced:
         return Result.NOT_ASKED, "the server wrote no trace; golden and agreement stand for it", []
     return Result.PASS, f"{len(evidence.bad_steps)} bad outputs, none used", []
@@ -246,14 +246,10 @@ def _injector_off(context: Context) -> Answer:
 
 def _aa_floor(context: Context) -> Answer:
     assert context.comparison is not None
-    loud = [_gate_line(gate) for gate in context.comparison.gates if gate.outcome is Outcome.UNDECIDED and _by_floor(gate)]
+    loud = [_gate_line(gate) for gate in context.comparison.gates if gate.blocked == "noise"]
     if loud:
         return Result.INSUFFICIENT, f"{len(loud)} of {len(context.comparison.gates)} gates are within the noise", loud
     return Result.PASS, f"from {context.comparison.control}", []
-
-
-def _by_floor(gate: Gate) -> bool:
-    return gate.floor_pct is None or gate.floor_pct > gate.limit_pct / 2
 
 
 def _not_worse(context: Context) -> Answer:
@@ -373,7 +369,7 @@ def _capacity(context: Context) -> Answer:
         return Result.INSUFFICIENT, "no open-loop cell was measured" if not cells else "no service level was stated", []
     failed, unsure = [], [f"{cell.name}: {cell.invalid[0]}" for cell in cells if cell.invalid]
     for cell in cells:
-        for round_ in cell.rounds:
+        for round_ in cell.load_rounds:
             if (window := cell.steady(round_)) is None:
                 continue
             if window.seconds < 0.99 * window_s:

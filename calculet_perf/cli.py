@@ -7,6 +7,7 @@ says that the *product* is wrong.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Any
@@ -34,6 +35,10 @@ class Verbs(click.Group):
             sys.exit(Exit.INVALID)
         except (KeyboardInterrupt, click.Abort):
             click.echo("calculet-perf: interrupted; a run goes on with --resume", err=True)
+            sys.exit(Exit.INFRASTRUCTURE)
+        except BrokenPipeError:
+            # Whoever read our output has gone; nothing more can be said to them, and Python must not try at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.INFRASTRUCTURE)
         except Exception:
             traceback.print_exc()

@@ -73,6 +73,8 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True):
     """What two identical builds differ by here (A/A)."""
     p_adjusted: float | None
     outcome: Outcome
+    blocked: str | None
+    """Why it could not decide at all: `samples`, `noise` (A/A) or `plan`; null: its interval decided, or was too wide."""
     why: str
     alternative: bool = False
     """Suffices in place of the gate before it."""
@@ -139,7 +141,7 @@ def _throughput_delta(base: Cell, candidate: Cell, seed: int) -> Delta | None:
 def _slices(cell: Cell) -> Floats:
     parts = [
         slices(cell.spans(round_), window)
-        for round_ in cell.rounds
+        for round_ in cell.load_rounds
         if (window := cell.steady(round_)) is not None and window.tokens > 0
     ]
     return np.concatenate(parts) if parts else np.empty(0)
@@ -199,24 +201,25 @@ def _gate(
     floor = _floor(base, again, metric, quantile, seed)
     low, high = delta.worse_percent
     if base.invalid or candidate.invalid:
-        outcome, why = Outcome.UNDECIDED, f"not executed as planned: {[*base.invalid, *candidate.invalid][0]}"
+        outcome, blocked, why = Outcome.UNDECIDED, "plan", f"not executed as planned: {[*base.invalid, *candidate.invalid][0]}"
     elif not described.certified and quantile is not None:
         fewest = min(described.base_count, described.candidate_count)
         needed = samples_needed(QUANTILES[quantile])
-        outcome, why = Outcome.UNDECIDED, f"{quantile.upper()} of {fewest} samples gates nothing, {needed} are needed"
+        outcome, blocked = Outcome.UNDECIDED, "samples"
+        why = f"{quantile.upper()} of {fewest} samples gates nothing, {needed} are needed"
     elif floor is None or floor > percent / 2:
         shown = "unknown" if floor is None else f"{floor:.2f} %"
-        outcome = Outcome.UNDECIDED
+        outcome, blocked = Outcome.UNDECIDED, "noise"
         why = f"two identical builds differ by {shown} here; half of the limit is {percent / 2:g} %"
     else:
         judge = compare.not_worse if question == "not_worse" else compare.improved
-        outcome = judge(delta, percent)
+        outcome, blocked = judge(delta, percent), None
         why = _reason(question, percent, low, high)
     p_value = delta.p_within(percent) if question == "not_worse" else None
     yield Gate(
         question=question, limit_pct=percent, scope=limit.scope, delta=described,
         worse_low_pct=finite(low), worse_high_pct=finite(high),
-        floor_pct=floor, p_adjusted=p_value, outcome=outcome, why=why, alternative=alternative,
+        floor_pct=floor, p_adjusted=p_value, outcome=outcome, blocked=blocked, why=why, alternative=alternative,
     )  # fmt: skip
 
 

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 
 from calculet_perf.agreement import Agreement, Disagreement
 from calculet_perf.cells import Cells
-from calculet_perf.joins import BadStep, Decomposition, DeviceTimeline, DeviceTotals, StepJoin
+from calculet_perf.device_series import BoardSeries, DeviceSeries, DeviceTimeline
+from calculet_perf.joins import BadStep, Decomposition, DeviceTotals, StepJoin
 from calculet_perf.manifest import Manifest
 from calculet_perf.records import DeviceRecord, RequestRecord, StepRecord
 from calculet_perf.rules import Rules
 from calculet_perf.runinfo import CaseRecord, RunInfo
-from calculet_perf.stability import COUNTED, Finding, StageRun, baseline_leak, trend_leak
+from calculet_perf.stability import BREATHING, COUNTED, Finding, StageRun, baseline_leak, trend_leak
 from calculet_perf.statistics import Floats
 
 SLOWEST = 20
 TIMELINE_POINTS = 240
-IDLE_PHASES = ("idle", "gap", "after")
-"""Phases in which nothing runs."""
 
 
 class FaultOutcome(msgspec.Struct, kw_only=True):
@@ -144,9 +143,8 @@ def gather(
     join = StepJoin()
     for step in steps:
         join.add(step)
-    samples = list(device)
-    boards = sorted({sample.board for sample in samples})
-    timeline = DeviceTimeline(samples)
+    series = DeviceSeries(device)
+    timeline = series.timeline()
     cells, agreement = Cells(), Agreement()
     slowest: list[tuple[float, int, Slow]] = []
     unattributed: list[float] = []
@@ -178,7 +176,7 @@ def gather(
         used_bad_steps=[bad for bad in join.bad if join.went_on(bad)], device=join.device(), traced=traced, join_errors=join_errors,
         unmatched_steps=join.unmatched(), vendor_steps=join.vendor_steps,
         slowest=[slow for _, _, slow in sorted(slowest, reverse=True)], unattributed_ms=np.array(unattributed),
-        leaks=leaks_of(samples, boards, info, stage, rules), resets=[*journal_resets] or resets_of(samples, boards),
+        leaks=leaks_of(series, stage, rules), resets=[*journal_resets] or resets_of(series),
         hottest_c=_greatest(timeline.temperature_c), power_w=_greatest(timeline.power_w), throttled_requests=throttled,
         faults=None if faults is None else list(faults), stage=stage, timeline=_points(timeline), cases=found_cases,
     )  # fmt: skip
@@ -201,70 +199,43 @@ def _keep_slow(
     (heapq.heappush if len(heap) < SLOWEST else heapq.heapreplace)(heap, (e2e, number, slow))
 
 
-def leaks_of(
-    samples: Sequence[DeviceRecord], boards: Sequence[str], info: RunInfo, stage: StageRun | None, rules: Rules
-) -> list[Finding]:
+def leaks_of(series: DeviceSeries, stage: StageRun | None, rules: Rules) -> list[Finding]:
     """Counted resources of every board against their baseline; breathing ones by trend, in a stage that asks for it."""
     found = []
     spec = rules.stages.get(stage.stage) if stage else None
-    for board in boards:
-        of_board = [sample for sample in samples if sample.board == board]
-        at = np.array([sample.monotonic_ns for sample in of_board]) / 1e9
+    for name, board in sorted(series.boards.items()):
+        at = board.seconds
+        before, idle = np.array(board.before, bool), np.array(board.idle, bool)
         for resource, tolerance in COUNTED.items():
-            values = [getattr(sample.resources, resource) for sample in of_board]
-            if all(value is None for value in values):
+            values = board.column(resource)
+            known = np.isfinite(values)
+            if not known.any():
                 continue
-            idle = [
-                (float(when - at[0]), float(value))
-                for when, value, sample in zip(at, values, of_board, strict=True)
-                if value is not None and sample.phase in IDLE_PHASES and _nothing_runs(sample)
+            first = values[known & before]
+            moments = [
+                (float(when), float(value)) for when, value in zip(at[known & idle] - at[0], values[known & idle], strict=True)
             ]
-            before = [
-                float(value) for sample, value in zip(of_board, values, strict=True) if sample.phase == "idle" and value is not None
-            ]
-            found.append(baseline_leak(resource, board, float(np.median(before)) if before else None, idle, tolerance))
-        if spec is None or "no_leak" not in spec.passes:
-            continue
-        for resource, series in _breathing(of_board).items():
-            if np.isfinite(series).any():
-                blocks = {"warmup_s": spec.warmup_s, "block_s": spec.block_s, "horizon_s": spec.horizon_s}
-                found.append(trend_leak(resource, board, at, series, budget=rules.leak_budgets[resource], **blocks))
+            found.append(baseline_leak(resource, name, float(np.median(first)) if len(first) else None, moments, tolerance))
+        if spec is not None and "no_leak" in spec.passes:
+            blocks = {"warmup_s": spec.warmup_s, "block_s": spec.block_s, "horizon_s": spec.horizon_s}
+            for resource in BREATHING:
+                values = board.column(resource)
+                if np.isfinite(values).any():
+                    found.append(trend_leak(resource, name, at, values, budget=rules.leak_budgets[resource], **blocks))
     return found
 
 
-def _nothing_runs(sample: DeviceRecord) -> bool:
-    """By the server's own word where it gives one; a gap may begin before the last request has been put away."""
-    known = [value for value in (sample.resources.waiting_requests, sample.jobs.pending) if value is not None]
-    return not any(known)
-
-
-def _breathing(samples: Sequence[DeviceRecord]) -> Mapping[str, Floats]:
-    def of(value: Any) -> float:
-        return float("nan") if value is None else float(value)
-
-    def memory(sample: DeviceRecord) -> float | None:
-        known = [chip.memory_used_bytes for chip in sample.chips if chip.memory_used_bytes is not None]
-        return sum(known) if known else None
-
-    return {
-        "rss_bytes": np.array([of(sample.resources.rss_bytes) for sample in samples]),
-        "device_memory_bytes": np.array([of(memory(sample)) for sample in samples]),
-    }
-
-
-def resets_of(samples: Sequence[DeviceRecord], boards: Sequence[str]) -> list[Reset]:
+def resets_of(series: DeviceSeries) -> list[Reset]:
     """Increments of the boards' reset counters, as close as the samples show them."""
-    found = []
-    for board in boards:
-        last: float | None = None
-        for sample in (sample for sample in samples if sample.board == board and sample.reset_count is not None):
-            count = sample.reset_count or 0.0
-            if last is not None and count > last:
-                found += [
-                    Reset(board=board, at_ns=sample.monotonic_ns, kind="reset", recovery_ms=None, source="device counter")
-                ] * int(count - last)
-            last = count
-    return found
+    return [reset for name, board in sorted(series.boards.items()) for reset in _resets(name, board)]
+
+
+def _resets(name: str, board: BoardSeries) -> Iterator[Reset]:
+    counts = board.column("reset_count")
+    known = np.flatnonzero(np.isfinite(counts))
+    for before, after in pairwise(known):
+        for _ in range(max(0, int(counts[after] - counts[before]))):
+            yield Reset(board=name, at_ns=board.times_ns[after], kind="reset", recovery_ms=None, source="device counter")
 
 
 def _points(timeline: DeviceTimeline, parts: int = TIMELINE_POINTS) -> list[TimelinePoint]:

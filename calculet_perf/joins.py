@@ -11,14 +11,12 @@ Everything streams: per request some numbers are kept, per job one number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
-from calculet_perf.records import DeviceRecord, RequestRecord, RuntimeMs, ServerMs, StepRecord
-from calculet_perf.statistics import Floats
+from calculet_perf.records import RequestRecord, RuntimeMs, ServerMs, StepRecord
 
 GOOD_STATUS = frozenset(("done", "ok"))
 """`output_status` of a success, lower case; null is unknown and not listed as a failure."""
@@ -159,8 +157,8 @@ class StepJoin:
         return sum(sum(totals.steps) for name, totals in self._requests.items() if name not in self._joined)
 
     def _find(self, record: RequestRecord) -> _Totals | None:
-        for name in (record.server_request_id, record.request_id):
-            if name is not None and name in self._requests:
+        for name in _names_of(record):
+            if name in self._requests:
                 self._joined.add(name)
                 return self._requests[name]
         return None
@@ -193,6 +191,15 @@ class StepJoin:
         )
 
 
+def _names_of(record: RequestRecord) -> Iterator[str]:
+    """What steps may call the request: the server's id, bare where the answer puts a kind before it, or the label that was sent."""
+    if record.server_request_id is not None:
+        yield record.server_request_id
+        yield record.server_request_id.rsplit("-", 1)[-1]
+    if record.request_id is not None:
+        yield record.request_id
+
+
 def _decomposition(record: RequestRecord, totals: _Totals) -> Decomposition:
     prefill, decode = totals.ms
     parts = [_sum((before, after)) for before, after in zip(prefill, decode, strict=True)]
@@ -216,43 +223,3 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _first(value: float | None, other: float | None) -> float | None:
     return other if value is None else value
-
-
-class DeviceTimeline:
-    """Device samples by time, for what the chips were like while a request ran."""
-
-    def __init__(self, samples: Iterable[DeviceRecord]) -> None:
-        times, throttled, hottest, power, resets = [], [], [], [], []
-        for sample in samples:
-            times.append(sample.monotonic_ns)
-            flags = [chip.throttled for chip in sample.chips if chip.throttled is not None]
-            throttled.append(float(any(flags)) if flags else np.nan)
-            hottest.append(_largest(chip.temperature_c for chip in sample.chips))
-            known = [chip.power_w for chip in sample.chips if chip.power_w is not None]
-            power.append(sum(known) if known else np.nan)
-            resets.append(np.nan if sample.reset_count is None else sample.reset_count)
-        order = np.argsort(np.array(times, np.int64), kind="stable")
-        self.times_ns = np.array(times, np.int64)[order]
-        self.throttled, self.temperature_c, self.power_w, self.resets = (
-            np.array(column, np.float64)[order] for column in (throttled, hottest, power, resets)
-        )
-
-    def was_throttled(self, begin_ns: int, end_ns: int) -> bool | None:
-        """Whether any sample in the span, or the last one before it, shows a throttled chip; None: none tells."""
-        known = self._span(self.throttled, begin_ns, end_ns)
-        return bool(known.max() > 0) if len(known) else None
-
-    def hottest_c(self, begin_ns: int, end_ns: int) -> float | None:
-        """The hottest chip in the span; None: unknown."""
-        known = self._span(self.temperature_c, begin_ns, end_ns)
-        return float(known.max()) if len(known) else None
-
-    def _span(self, column: Floats, begin_ns: int, end_ns: int) -> Floats:
-        low = max(0, int(np.searchsorted(self.times_ns, begin_ns, "right")) - 1)
-        part = column[low : int(np.searchsorted(self.times_ns, end_ns, "right"))]
-        return part[np.isfinite(part)]
-
-
-def _largest(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return max(known) if known else float("nan")

@@ -44,9 +44,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rules_version: str
     rules_sha256: str
 
+    def reasons(self) -> list[CheckResult]:
+        """What failed, in the order of precedence, then what was not shown."""
+        failed = [check for kind in PRECEDENCE for check in self.checks if check.kind == kind and check.result is Result.FAIL]
+        return failed + [check for check in self.checks if check.result is Result.INSUFFICIENT]
+
 
 CONCLUSIONS = {
-    0: ("pass", "Everything that was asked is shown"),
+    0: ("pass", "Pass: everything that was asked is shown"),
     1: ("correctness_fail", "Correctness or reliability failed"),
     2: ("configuration_invalid", "The configuration or an artifact is invalid"),
     3: ("infrastructure_invalid", "The measurement is invalid: neither pass nor fail"),
@@ -54,6 +59,7 @@ CONCLUSIONS = {
 }
 INSUFFICIENT = ("insufficient_evidence", "Not enough evidence: neither pass nor fail")
 FAIL_CODE: dict[str, int] = {"configuration": 2, "hard": 1, "infrastructure": 3, "performance": 4}
+BASE_CHECKS = ("golden", "no_crosstalk", "finite_outputs")
 PRECEDENCE = ("configuration", "hard", "infrastructure", "performance")
 
 
@@ -91,6 +97,8 @@ def judge(
         asked += ["aa_floor", *(["not_worse"] if rule.not_worse else []), *(["improved"] if rule.improved else [])]
     context = Context(evidence, rules, claim, base, comparison, stage_of, rule.stage)
     checks = [run_check(name, context) for name in rules.checks if name in asked]
+    if base is not None:
+        checks += [_of_base(name, Context(base, rules, claim, None, None, base, None)) for name in BASE_CHECKS]
     if soak is not None:
         checks += [run_check(name, Context(soak, rules, claim, None, None, soak, None), "soak: ") for name in rules.always]
     code, insufficient = exit_code(checks)
@@ -102,6 +110,12 @@ def judge(
         labels=labels, limits_of_conclusion=_limits_of_conclusion(evidence), checks=checks,
         rules_version=rules.version, rules_sha256=rules_sha256,
     )  # fmt: skip
+
+
+def _of_base(name: str, context: Context) -> CheckResult:
+    """A base that is itself wrong says nothing against the candidate: it is no measure."""
+    found = run_check(name, context, "base: ")
+    return msgspec.structs.replace(found, result=Result.INSUFFICIENT) if found.result is Result.FAIL else found
 
 
 def _may_sign(stage: str | None, evidence: Evidence, stage_of: Evidence) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from calculet_core.errors import CalculetError
 from calculet_core.history import Event
-from calculet_core.wire import BoardView, Cancel, Piece, Submit
+from calculet_core.wire import BoardView, Cancel, Lookup, Piece, Submit
 
 
 class Ticket(msgspec.Struct):
@@ -60,12 +60,19 @@ class Fail(msgspec.Struct, frozen=True):
     error: CalculetError
 
 
+class Told(msgspec.Struct, frozen=True):
+    """The answer to a question about tokens, as JSON."""
+
+    owner: Any
+    body: bytes
+
+
 class Send(msgspec.Struct, frozen=True):
     """To one life of a board's worker. A `Submit` that cannot go is answered with `Unsent`."""
 
     board: str
     epoch: int
-    message: Submit | Cancel
+    message: Submit | Cancel | Lookup
 
 
 class OpenLink(msgspec.Struct, frozen=True):
@@ -124,5 +131,6 @@ class LostMessages(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Opened | Admitted | Deliver | Restart | Fail | Send | OpenLink | CloseLink | Ended | Resent | Ignored | LostMessages | Event
+    Opened | Admitted | Deliver | Restart | Fail | Told | Send | OpenLink | CloseLink | Ended | Resent | Ignored | LostMessages
+    | Event
 )  # fmt: skip

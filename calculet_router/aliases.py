@@ -1,5 +1,8 @@
 """A client's `model` is an alias; what it stands for right now is the fleet view's word, published as one message.
 
+A request gets one artifact when it arrives. While a swap is under way an alias may have two, and a share of new requests goes to
+the second one, evenly spread rather than by chance.
+
 An alias that the configuration has and the view has not (nothing is loaded yet) is an empty pool, not an unknown model.
 """
 
@@ -20,10 +23,28 @@ class Aliases:
     def __init__(self, configured: Mapping[str, AdmissionConfig]) -> None:
         self._configured = dict(configured)
         self._views: dict[str, AliasView] = {}
+        self._turns: dict[str, float] = {}
+        self.mixed = False
+        """Some alias has two artifacts."""
 
     def take(self, views: Iterable[AliasView]) -> None:
         """A newer fleet view's aliases replace all."""
         self._views = {view.alias: view for view in views}
+        self.mixed = any(view.other is not None for view in self._views.values())
+
+    def pick(self, name: str) -> AliasView | CalculetError:
+        """What a new request for `name` gets."""
+        view = self.resolve(name)
+        if isinstance(view, CalculetError) or view.other is None:
+            return view
+        turn = self._turns.get(name, 0.0) + view.share
+        self._turns[name] = turn % 1.0
+        return view.other if turn >= 1.0 else view
+
+    def versions(self, name: str) -> tuple[AliasView, ...]:
+        """All artifacts that the alias has now, the first one first."""
+        view = self._views.get(name)
+        return () if view is None else (view,) if view.other is None else (view, view.other)
 
     def resolve(self, name: str) -> AliasView | CalculetError:
         """What `name` serves now; or 404 `model_not_found`, or 503 while a configured alias has nothing loaded."""

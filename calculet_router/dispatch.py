@@ -36,11 +36,14 @@ from calculet_router.flights import Flight, Ongoing
 from calculet_router.openai import Call
 from calculet_router.retry import RETRY, Trouble, last_word
 from calculet_router.tenants import Identity, Tenants
+from calculet_router.versions import Tally
 
 DEADLINE_GRACE_NS = 2 * S
 """The worker enforces deadlines; a worker that cannot is given so much longer, then the client gets its 504."""
 DEADLINE_SWEEP_NS = 250 * MS
 MAX_COUNTER = 1 << 32
+MAX_MOVES = 4
+"""From one artifact of its alias to another, before anything of an answer was written."""
 
 Out = list[Action]
 
@@ -52,6 +55,7 @@ class Dispatcher:
         self.roster, self.aliases, self.tenants = roster, aliases, tenants
         self._incarnation, self._config = incarnation, config
         self._balance = Balance()
+        self.tally = Tally()
         self._counter = 0
         self._calls: dict[Any, Ongoing] = {}
         self._flights: dict[int, Flight] = {}
@@ -85,7 +89,8 @@ class Dispatcher:
 
     def ready(self) -> int:
         """Boards that can take a request now."""
-        return sum(len(self.roster.eligible(view.alias, view.digest)) for view in self.aliases.views())
+        names = [view.alias for view in self.aliases.views()]
+        return sum(len(self.roster.eligible(name, view.digest)) for name in names for view in self.aliases.versions(name))
 
     # ---------------------------------------------------------------- calls
     def _call_arrived(self, event: events.CallArrived, now_ns: int, out: Out) -> None:
@@ -98,7 +103,7 @@ class Dispatcher:
         if error := self.tenants.forbids(tenant, call.model):
             self._refuse(event, identity, error, now_ns, out)
             return
-        alias = self.aliases.resolve(call.model)
+        alias = self._version(call.model)
         if isinstance(alias, CalculetError):
             self._refuse(event, identity, alias, now_ns, out)
             return
@@ -128,8 +133,15 @@ class Dispatcher:
                 Entry(history.REQUEST_ACCEPTED, now_ns, request_id, None, None, None, None, None, data, float(event.created_s))
             )
         for flight in ongoing.flights:
-            if not self._send(flight, now_ns, out):
+            if flight.worker is None and not self._send(flight, now_ns, out):
                 return
+
+    def _version(self, name: str) -> AliasView | CalculetError:
+        """The artifact of a new request; the alias's other one where nobody serves the first."""
+        found = self.aliases.pick(name)
+        if isinstance(found, CalculetError) or self.roster.eligible(found.alias, found.digest):
+            return found
+        return next((view for view in self.aliases.versions(name) if self.roster.eligible(view.alias, view.digest)), found)
 
     def _mint(self, count: int) -> int:
         """The first of `count` ids in a row."""
@@ -201,6 +213,9 @@ class Dispatcher:
             if flight.index % ongoing.call.n == 0:
                 prompts += flight.prompt_tokens
         ongoing.flights = []
+        if self.aliases.mixed:
+            failed = error is not None and error.http_status >= 500
+            self.tally.add(ongoing.alias.digest, failed, ongoing.accepted_ns, ongoing.first_ns, now_ns, generated)
         identity = ongoing.identity
         return actions.Ended(
             ongoing.alias.alias, outcome, error, prompts, generated, ongoing.accepted_ns, ongoing.first_ns, now_ns,
@@ -212,8 +227,11 @@ class Dispatcher:
         """Start the next attempt; False when nobody is left, which ends the call."""
         ongoing = flight.ongoing
         alias, call = ongoing.alias, ongoing.call
-        worker = self._balance.choose(self.roster.eligible(alias.alias, alias.digest), flight.refusals)
+        first, others = self.roster.pools(alias.alias, alias.digest, ongoing.identity.tenant.traffic_class or "")
+        worker = self._balance.choose(first, flight.refusals) or self._balance.choose(others, flight.refusals)
         if worker is None:
+            if (other := self._elsewhere(ongoing)) is not None:
+                return self._move(ongoing, other, now_ns, out)
             self._fail(ongoing, last_word(flight.refusals.values(), alias.alias), now_ns, out)
             return False
         flight.attempt += 1
@@ -234,6 +252,34 @@ class Dispatcher:
         )
         return True
 
+    def _elsewhere(self, ongoing: Ongoing) -> AliasView | None:
+        """What else the alias stands for, for a call of which nothing has been written: its artifact may have left every board."""
+        if ongoing.moves >= MAX_MOVES or any(flight.begun or flight.done for flight in ongoing.flights):
+            return None
+        for view in self.aliases.versions(ongoing.alias.alias):
+            if view.digest != ongoing.alias.digest and self.roster.eligible(view.alias, view.digest):
+                return view
+        return None
+
+    def _move(self, ongoing: Ongoing, alias: AliasView, now_ns: int, out: Out) -> bool:
+        """The whole call begins anew with another artifact, so that no answer, and no choice of it, mixes two."""
+        if self.aliases.mixed and any(flight.losses for flight in ongoing.flights):
+            self.tally.add(ongoing.alias.digest, True, ongoing.accepted_ns, None, now_ns, 0)
+        for flight in ongoing.flights:
+            data = {"digest": alias.digest, "was": ongoing.alias.digest}
+            out.append(Entry(history.REQUEST_MOVED, now_ns, flight.request_id, flight.attempt, None, None, None, None, data))
+        ongoing.alias, ongoing.first_ns = alias, None
+        ongoing.moves += 1
+        base = _with_defaults(ongoing.call, alias)
+        for flight in ongoing.flights:
+            self._release(flight, "its model was replaced", out)
+            flight.refusals = {key: error for key, error in flight.refusals.items() if error.http_status == 429}
+            flight.sampling = _seeded(ongoing.call, base, flight.index)
+            if flight.generated:
+                flight.generated = 0
+                out.append(actions.Restart(ongoing.owner, flight.index))
+        return all(flight.worker is not None or self._send(flight, now_ns, out) for flight in ongoing.flights)
+
     def _release(self, flight: Flight, cancel_reason: str | None, out: Out) -> None:
         """End the attempt: its worker owes nothing for it any more; with a reason the worker is told to stop."""
         worker = flight.worker
@@ -252,6 +298,12 @@ class Dispatcher:
     def _trouble(self, flight: Flight, trouble: Trouble, error: CalculetError, now_ns: int, out: Out) -> None:
         """An attempt came to nothing: send the request again, or end the call with `error`."""
         rule, worker, ongoing = RETRY[trouble], flight.worker, flight.ongoing
+        if worker is not None:
+            data = {"reason": trouble.value, "code": error.code, "message": error.message}
+            board, epoch = worker.key
+            out.append(
+                Entry(history.REQUEST_TROUBLE, now_ns, flight.request_id, flight.attempt, board, epoch, None, None, data)
+            )
         self._release(flight, trouble.value if rule.cancels else None, out)
         if rule.excludes_worker and worker is not None:
             flight.refusals[worker.key] = error

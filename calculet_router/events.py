@@ -5,13 +5,16 @@ Structs rather than dataclasses: one is made for every message of every worker.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from calculet_core.wire import FleetView, Tick, WorkerHello
+from calculet_core.wire import FleetView, LookupAnswer, Tick, WorkerHello
 from calculet_router.openai import Call
 from calculet_router.tenants import Identity
+
+if TYPE_CHECKING:
+    from calculet_router.lookups import Question
 
 
 class CallArrived(msgspec.Struct, frozen=True):
@@ -66,6 +69,22 @@ class WorkerEnded(msgspec.Struct, frozen=True):
     reason: str
 
 
+class LookupAsked(msgspec.Struct, frozen=True):
+    """A parsed question about tokens."""
+
+    owner: Any
+    question: Question
+    identity: Identity
+
+
+class LookupAnswered(msgspec.Struct, frozen=True):
+    """A worker's answer to one. `board` and `epoch` are the link's."""
+
+    board: str
+    epoch: int
+    answer: LookupAnswer
+
+
 class Unsent(msgspec.Struct, frozen=True):
     """The link could not take a submission."""
 
@@ -80,5 +99,6 @@ class TimePassed(msgspec.Struct, frozen=True):
 
 
 Event = (
-    CallArrived | ClientGone | ViewPublished | HelloArrived | TickArrived | WorkerEnded | Unsent | TimePassed
+    CallArrived | ClientGone | ViewPublished | HelloArrived | TickArrived | WorkerEnded | LookupAsked | LookupAnswered | Unsent
+    | TimePassed
 )  # fmt: skip

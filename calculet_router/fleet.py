@@ -72,6 +72,7 @@ class Roster:
         self.view = FleetView(-1)
         self.workers: dict[str, Worker] = {}
         self._eligible: dict[tuple[str, str], list[Worker]] = {}
+        self._pools: dict[tuple[str, str, str], tuple[list[Worker], list[Worker]]] = {}
 
     def find(self, board: str, epoch: int) -> Worker | None:
         """That life of the board's worker, unless it is over."""
@@ -86,9 +87,19 @@ class Roster:
             self._eligible[alias, digest] = found
         return found
 
+    def pools(self, alias: str, digest: str, traffic_class: str) -> tuple[list[Worker], list[Worker]]:
+        """(who of the eligible is asked first, who is asked when none of those is left): pools of boards (scheduling §8)."""
+        found = self._pools.get((alias, digest, traffic_class))
+        if found is None:
+            eligible = self.eligible(alias, digest)
+            own = [worker for worker in eligible if worker.view.pool == traffic_class]
+            found = self._pools[alias, digest, traffic_class] = (own, [worker for worker in eligible if worker not in own])
+        return found
+
     def changed(self) -> None:
         """A link, a hello or the view changed: eligibility is worked out again."""
         self._eligible.clear()
+        self._pools.clear()
 
     def take(self, view: FleetView, now_ns: int) -> tuple[list[Worker], list[Worker]] | None:
         """A published view: (workers to connect, workers whose life is over); None when it is not newer."""

@@ -59,6 +59,8 @@ class Ongoing(msgspec.Struct, eq=False):
     left: int
     """Choices that have not ended."""
     first_ns: int | None = None
+    moves: int = 0
+    """How often it had to leave an artifact that no worker serves any more, before anything was written."""
     flights: list[Flight] = []
     label: str | None = None
     """The client's own request id."""

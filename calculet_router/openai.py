@@ -24,7 +24,8 @@ MAX_LOGPROBS = {"chat": 20, "text": 5}
 
 _INT64 = 1 << 63
 _Int = Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)]
-_TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Model = Annotated[str, Meta(min_length=1, max_length=256)]
 _Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _Bias = Annotated[float, Meta(ge=-100, le=100)]
@@ -56,29 +57,43 @@ class Call(msgspec.Struct, frozen=True):
     """How many answers the client gets: prompts x n."""
     unsaid: tuple[str, ...] = ()
     """Of temperature and top_p, what the client left to the model's defaults."""
+    timing: bool = False
+    """The answer carries the extension `calculet`: tokens per chunk, the hash of all tokens, times."""
 
 
-class _Part(msgspec.Struct):
+class ContentPart(msgspec.Struct):
+    """A part of a message; only texts are supported."""
+
     type: str
     text: str | None = None
 
 
-class _Message(msgspec.Struct):
+class Message(msgspec.Struct):
+    """A message of a chat."""
+
     role: Annotated[str, Meta(max_length=32)]
-    content: str | list[_Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: Any = None
     function_call: Any = None
 
 
-class _StreamOptions(msgspec.Struct):
+class Extension(msgspec.Struct):
+    """Ours, off for ordinary clients."""
+
+    timing: bool | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """Needs `stream`."""
+
     include_usage: bool | None = None
 
 
 class _Body(msgspec.Struct):
     """What both interfaces share."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    model: Model
     max_tokens: _Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -92,12 +107,13 @@ class _Body(msgspec.Struct):
     repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
     logit_bias: Annotated[dict[str, _Bias], Meta(max_length=1024)] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
     user: str | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
-    stop_token_ids: Annotated[list[_TokenId], Meta(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     best_of: _Count | None = None
+    calculet: Extension | None = None
     # Refused by name when they ask for anything: see UNSUPPORTED.
     use_beam_search: Any = None
     tools: Any = None
@@ -118,21 +134,25 @@ class _Body(msgspec.Struct):
     modalities: Any = None
 
 
-class _ChatBody(_Body, kw_only=True):
-    messages: Annotated[list[_Message], Meta(min_length=1)]
+class ChatRequest(_Body, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS["chat"])] | None = None
 
 
-class _TextBody(_Body, kw_only=True):
-    prompt: str | Annotated[list[str | _TokenId | list[_TokenId]], Meta(min_length=1)]
+class CompletionRequest(_Body, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS["text"])] | None = None
     echo: bool | None = None
 
 
-_decode_chat = msgspec.json.Decoder(_ChatBody).decode
-_decode_text = msgspec.json.Decoder(_TextBody).decode
+_decode_chat = msgspec.json.Decoder(ChatRequest).decode
+_decode_text = msgspec.json.Decoder(CompletionRequest).decode
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
@@ -168,8 +188,8 @@ def parse_chat(body: bytes) -> Call:
     Raises:
         CalculetError: InvalidJson, or InvalidValue or Unsupported with `param` set.
     """
-    asked = _decode(_decode_chat, body)
-    messages = [_message(index, message) for index, message in enumerate(asked.messages)]
+    asked = decode_body(_decode_chat, body)
+    messages = plain_messages(asked.messages)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise InvalidValue("top_logprobs needs logprobs to be true", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
@@ -183,7 +203,7 @@ def parse_text(body: bytes) -> Call:
     Raises:
         CalculetError: InvalidJson, or InvalidValue or Unsupported with `param` set.
     """
-    asked = _decode(_decode_text, body)
+    asked = decode_body(_decode_text, body)
     prompts = _prompts(asked.prompt)
     echo = bool(asked.echo)
     if echo and any(prompt.text is None for prompt in prompts):
@@ -204,7 +224,18 @@ def parse_timeout_ms(value: bytes) -> int:
     return int(value)
 
 
-def _decode(decode: Any, body: bytes) -> Any:
+def parse_switch(value: bytes, name: str) -> bool:
+    """A header that is 1 or 0.
+
+    Raises:
+        InvalidValue: it is something else.
+    """
+    if value not in (b"0", b"1"):
+        raise InvalidValue(f"{name} must be 0 or 1", param=name)
+    return value == b"1"
+
+
+def decode_body(decode: Any, body: bytes) -> Any:
     try:
         return decode(body)
     except msgspec.ValidationError as error:
@@ -226,7 +257,16 @@ def _invalid(text: str) -> InvalidValue:
     return InvalidValue(f"{param or 'body'}: {message[:1].lower()}{message[1:]}", param=param or None)
 
 
-def _message(index: int, message: _Message) -> dict[str, Any]:
+def plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """Messages as templates know them.
+
+    Raises:
+        CalculetError: InvalidValue or Unsupported with `param` set.
+    """
+    return [_message(index, message) for index, message in enumerate(messages)]
+
+
+def _message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}]"
     role = ROLES.get(message.role)
     if role is None:
@@ -246,7 +286,7 @@ def _message(index: int, message: _Message) -> dict[str, Any]:
     return {"role": role, "content": content, "name": message.name}
 
 
-def _part(where: str, part: _Part) -> str:
+def _part(where: str, part: ContentPart) -> str:
     if part.type != "text":
         raise Unsupported(f"{where}.type: only text parts are supported", param=f"{where}.type")
     if part.text is None:
@@ -278,6 +318,7 @@ def _call(kind: Kind, asked: Any, prompts: list[Prompt], limit: int | None, logp
     return Call(
         kind, asked.model, prompts, n, limit, _sampling(asked, logprobs), _stop_rules(*_stops(asked)), bool(asked.stream),
         include_usage, echo, len(prompts) * n, tuple(name for name in ("temperature", "top_p") if getattr(asked, name) is None),
+        asked.calculet is not None and bool(asked.calculet.timing),
     )  # fmt: skip
 
 

@@ -14,12 +14,14 @@ from typing import Any, Protocol
 
 import msgspec
 
+from calculet_core.clock import MS
 from calculet_core.errors import CalculetError
 from calculet_core.wire import Piece, TokenLogprob, Usage
 from calculet_router.openai import Call, Kind
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"
+_EVENT_END = b"}\n\n"
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity."""
 _encode = msgspec.json.Encoder().encode
@@ -44,6 +46,9 @@ class Answer(Protocol):
 
 def make_answer(call: Call, request_id: str, created_s: int, digest: str) -> Answer:
     """The renderer of a call's answer; `request_id` is the first choice's, 16 hexadecimal digits."""
+    if call.timing:
+        timed = TimedStreamAnswer if call.stream else TimedWholeAnswer
+        return timed(call, request_id, created_s, digest)
     cls = StreamAnswer if call.stream else WholeAnswer
     return cls(call, request_id, created_s, digest)
 
@@ -174,6 +179,56 @@ class WholeAnswer:
         else:
             form = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":"%b"}'
         return form % (index, _encode(text), logprobs, self._finish[index].encode())
+
+
+class TimedStreamAnswer(StreamAnswer):
+    """A stream whose chunks say how many tokens they bring, and whose choices end with times and the hash of their tokens."""
+
+    def __init__(self, call: Call, request_id: str, created_s: int, digest: str) -> None:
+        super().__init__(call, request_id, created_s, digest)
+        self._tokens = [0] * call.choices
+
+    def restart(self, index: int) -> None:
+        """Tokens that were held back are another attempt's."""
+        self._tokens[index] = 0
+
+    def add(self, index: int, piece: Piece) -> bytes:
+        """Of `StreamAnswer`; tokens whose text is held back count with the chunk that shows it."""
+        self._tokens[index] += piece.tokens
+        data = super().add(index, piece)
+        if not data:
+            return data
+        event, _, rest = data.partition(_EVENT_END)
+        told = {"tokens": self._tokens[index], **(_times(piece.usage) if piece.finish is not None else {})}
+        self._tokens[index] = 0
+        return b'%b,"calculet":%b%b%b' % (event, _encode(told), _EVENT_END, rest)
+
+
+class TimedWholeAnswer(WholeAnswer):
+    """A whole answer with its choices' times and hashes."""
+
+    __slots__ = ("_timed",)
+
+    def __init__(self, call: Call, request_id: str, created_s: int, digest: str) -> None:
+        super().__init__(call, request_id, created_s, digest)
+        self._timed: list[dict[str, Any]] = [{}] * call.choices
+
+    def add(self, index: int, piece: Piece) -> bytes:
+        """Of `WholeAnswer`."""
+        if piece.finish is not None:
+            tokens = 0 if piece.usage is None else piece.usage.completion_tokens
+            self._timed[index] = {"index": index, "tokens": tokens, **_times(piece.usage)}
+        data = super().add(index, piece)
+        return b'%b,"calculet":{"choices":%b}}' % (data[:-1], _encode(self._timed)) if data else data
+
+
+def _times(usage: Usage | None) -> dict[str, Any]:
+    """What the worker measured; None where a phase was not reached."""
+    if usage is None:
+        return {}
+    times = {"queue_ms": usage.queue_ns, "prefill_ms": usage.prefill_ns, "decode_ms": usage.decode_ns, "device_ms": usage.device_ns}
+    in_ms = {name: None if ns is None else round(ns / MS, 3) for name, ns in times.items()}
+    return {"token_hash": usage.token_hash, **in_ms}
 
 
 def _object_head(call: Call, request_id: str, name: str, created_s: int, digest: str) -> bytes:

@@ -18,11 +18,13 @@ SERVING = frozenset(state.name for state in (ModelState.READY, ModelState.DRAINI
 class Health:
     """One life of a worker, from its spawn (or its adoption) on."""
 
-    __slots__ = ("_busy_ns", "_config", "_heard_ns", "_load_ns", "_start_ns", "_steps", "serving_ns")
+    __slots__ = ("_busy_ns", "_config", "_deaf_ns", "_heard_ns", "_load_ns", "_start_ns", "_steps", "serving_ns")
 
     def __init__(self, config: SupervisionConfig, now_ns: int) -> None:
         self._config, self._start_ns = config, now_ns
         self._heard_ns: int | None = None
+        self._deaf_ns = 0
+        """How long nobody listened since then."""
         self._steps = -1
         self._busy_ns: int | None = None
         self._load_ns: int | None = None
@@ -31,7 +33,8 @@ class Health:
 
     def hear(self, report: WorkerReport, at_ns: int, now_ns: int) -> None:
         """Take the newest report, heard at `at_ns`."""
-        self._heard_ns = at_ns
+        if at_ns != self._heard_ns:
+            self._heard_ns, self._deaf_ns = at_ns, 0
         if report.inflight == 0:
             self._busy_ns = None
         elif self._busy_ns is None or report.steps != self._steps:
@@ -46,6 +49,15 @@ class Health:
         elif self.serving_ns is None:
             self.serving_ns = now_ns
 
+    def overslept(self, by_ns: int) -> None:
+        """Whoever listens stood still for so long, and cannot tell whether the worker was silent meanwhile."""
+        self._start_ns += by_ns
+        self._deaf_ns += by_ns
+        if self._busy_ns is not None:
+            self._busy_ns += by_ns
+        if self._load_ns is not None:
+            self._load_ns += by_ns
+
     def complaint(self, now_ns: int) -> str | None:
         """Why the worker must be replaced, in words; None while it is well."""
         config = self._config
@@ -54,7 +66,7 @@ class Health:
         busy_ns = 0 if self._busy_ns is None else now_ns - self._busy_ns
         loading_ns = 0 if self._load_ns is None else now_ns - self._load_ns
         return (
-            _over("no heartbeat", now_ns - self._heard_ns, config.heartbeat_timeout_ms)
+            _over("no heartbeat", now_ns - self._heard_ns - self._deaf_ns, config.heartbeat_timeout_ms)
             or _over("jobs in flight and no step", busy_ns, config.hang_timeout_ms)
             or _over("the load did not end", loading_ns, config.load_timeout_ms)
         )

@@ -61,6 +61,8 @@ class Life:
     seq: int = 0
     """Highest of all commands in this life."""
     command: Command | None = None
+    load_digest: str | None = None
+    """Of the last load that was asked for in this life."""
     reset: ResetAnswer | None = None
     failed_ns: int | None = None
     """Since when its model has failed, or its load was refused."""
@@ -72,6 +74,6 @@ class Life:
     def begin(self, health: Health, now_ns: int, *, spawned: bool, automatic: bool) -> None:
         """A process begins its life, or is found alive."""
         self.health, self.spawned, self.automatic = health, spawned, automatic
-        self.retry_ns = self.aborted_ns = self.command = self.failed_ns = None
+        self.retry_ns = self.aborted_ns = self.command = self.failed_ns = self.load_digest = None
         self.seq = 0
         self.since_ns = now_ns

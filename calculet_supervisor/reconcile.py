@@ -18,10 +18,10 @@ from calculet_core.errors import ExitCode
 from calculet_core.faults import FAULT_POLICY, ResetRule
 from calculet_core.states.model_generation import ModelState
 from calculet_core.states.worker_process import ProcessEvent, ProcessState
-from calculet_supervisor import rollout
 from calculet_supervisor.attribution import Attribution
 from calculet_supervisor.health import SERVING, Health
 from calculet_supervisor.life import Command, Life, ResetAnswer
+from calculet_supervisor.publishing import fleet_view, misplaced
 from calculet_supervisor.resets import Refusal, Resets
 from calculet_supervisor.restarts import Restarts
 from calculet_supervisor.world import (
@@ -37,6 +37,7 @@ from calculet_supervisor.world import (
     Load,
     Note,
     Observed,
+    Placement,
     Publish,
     Send,
     Spawn,
@@ -51,6 +52,8 @@ STOP_GRACE_NS = 8 * S
 """What a stop may take beyond the drain deadline."""
 
 _P, _E = ProcessState, ProcessEvent
+_FAILED = ModelState.FAILED.name
+_UNLOADABLE = frozenset({ModelState.READY.name})
 _OPERATOR_ONLY = frozenset(kind.value for kind, rule in FAULT_POLICY.items() if rule.reset is ResetRule.OPERATOR_ONLY)
 
 
@@ -69,6 +72,7 @@ class Reconciler:
         self._published = published
         self.lives: dict[str, Life] = {}
         self.attribution = Attribution()
+        self._frozen: str | None = None
         self._handlers: dict[ProcessState, Callable[[str, Life, BoardWish | None, BoardSeen, int], Iterator[Action]]] = {
             _P.ABSENT: self._absent,
             _P.STARTING: self._starting,
@@ -81,6 +85,7 @@ class Reconciler:
     def decide(self, desired: Desired, observed: Observed, now_ns: int) -> list[Action]:
         """What to do now about every difference. The caller does it all, in this order."""
         actions: list[Action] = []
+        self._frozen = desired.frozen
         for board in (*desired.boards, *(board for board in observed.boards if board not in desired.boards)):
             wish, seen = desired.boards.get(board), observed.boards.get(board, NOTHING_SEEN)
             life = self._life(board, wish, seen, now_ns)
@@ -92,6 +97,14 @@ class Reconciler:
                 actions += self._handlers[state](board, life, wish, seen, now_ns)
         actions += self._publish(desired, observed)
         return actions
+
+    def overslept(self, by_ns: int) -> None:
+        """The caller stood still for so long (stopped, swapped out, a paused machine): before the next decision nobody's silence
+        is counted for that time, else it would kill workers that were well all along."""
+        for life in self.lives.values():
+            life.health.overslept(by_ns)
+            if life.state is _P.STOPPING:
+                life.since_ns += by_ns
 
     def next_wakeup_ns(self) -> int | None:
         """When a waiting worker is due; None when nothing waits. Time-outs are found by regular calls."""
@@ -170,6 +183,7 @@ class Reconciler:
         if fault := self.attribution.see(report):
             data = {"fault": fault, "detail": report.fault_detail, "digest": report.digest}
             yield Note(history.FLEET_FAULT_SEEN, board, report.epoch, report.generation, data)
+            return  # whoever judges faults has the first word: the breaker may open
         complaint = life.health.complaint(now_ns)
         if complaint is not None or life.aborted_ns is not None:
             yield from self._replace_if(complaint, board, life, now_ns)
@@ -213,30 +227,56 @@ class Reconciler:
     # ---------------------------------------------------------------- commands to a living worker
     def _command(self, board: str, life: Life, wish: BoardWish, report: wire.WorkerReport, now_ns: int) -> Iterator[Action]:
         """One command at a time, and none twice in a row before its time: a refusal is not answered by asking again at once."""
-        if report.wants_reset or self._window_reopened(life, report, now_ns):
-            if self._may_send(life, "reset", report, now_ns):
+        empty = report.state == ModelState.UNLOADED.name
+        if self._reset_ordered(wish, report) or (wish.prove and empty and report.resets == 0):
+            if self._may_send(life, "forced reset", report, now_ns):
+                yield self._force_reset(board, life, report, now_ns)
+        elif report.wants_reset or self._window_reopened(life, report, now_ns):
+            if self._frozen is None and self._may_send(life, "reset", report, now_ns):
                 yield from self._answer_reset(board, life, report, now_ns)
-        elif self._load_is_due(life, report, now_ns):
-            if self._may_send(life, "load", report, now_ns):
-                yield Load(board, self._begin(life, "load", report, now_ns), wish.placement)
+        elif misplaced(wish, report) and (report.state in _UNLOADABLE or (wish.placement is None and report.state == _FAILED)):
+            if self._may_send(life, "unload", report, now_ns):
+                yield Send(board, wire.UnloadModel(self._begin(life, "unload", report, now_ns), report.generation, wish.drain_ms))
+        elif wish.placement is not None and self._load_is_due(life, wish, wish.placement, report, now_ns):
+            verb = f"load {wish.placement.digest}"
+            if self._may_send(life, verb, report, now_ns):
+                life.load_digest = wish.placement.digest
+                yield Load(board, self._begin(life, verb, report, now_ns), wish.placement)
         elif report.state in SERVING and report.draining != wish.draining:
             verb = "drain" if wish.draining else "resume"
             if self._may_send(life, verb, report, now_ns):
                 seq = self._begin(life, verb, report, now_ns)
                 yield Send(board, wire.DrainBoard(seq) if wish.draining else wire.ResumeBoard(seq))
 
-    def _load_is_due(self, life: Life, report: wire.WorkerReport, now_ns: int) -> bool:
-        """An empty board is loaded; a load that failed is tried again after a long while. What is condemned, or what the policy
-        leaves to an operator, is left to an operator."""
+    def _load_is_due(
+        self, life: Life, wish: BoardWish, placement: Placement, report: wire.WorkerReport, now_ns: int
+    ) -> bool:
+        """An empty board is loaded; a load that failed is tried again after a long while, another artifact at once. What is
+        condemned, or what the policy leaves to an operator, is left to an operator."""
         idle = report.state == ModelState.UNLOADED.name
-        if report.state != ModelState.FAILED.name and not (idle and report.command_error is not None):
+        if report.state != _FAILED and not (idle and report.command_error is not None):
             life.failed_ns = None
             return idle
         if life.failed_ns is None:
             life.failed_ns = now_ns
-        if report.condemned is not None or report.fault in _OPERATOR_ONLY:
+        if report.condemned is not None:
+            return False
+        if wish.swap and placement.digest != (life.load_digest if idle else report.digest):
+            return True
+        if report.fault in _OPERATOR_ONLY or self._frozen is not None:
             return False
         return now_ns >= life.failed_ns + int(self._config.restart.half_open_after_s * S)
+
+    def _reset_ordered(self, wish: BoardWish, report: wire.WorkerReport) -> bool:
+        """An operator's word, good for one generation."""
+        failed = report.state in (_FAILED, ModelState.RECOVERING.name)
+        return failed and 0 < wish.reset_generation == report.generation
+
+    def _force_reset(self, board: str, life: Life, report: wire.WorkerReport, now_ns: int) -> Grant:
+        """A reset that no budget refuses, though it counts in it."""
+        self._resets.ask(board, now_ns)
+        life.reset = ResetAnswer(report.epoch, report.generation, None, now_ns)
+        return Grant(board, self._begin(life, "forced reset", report, now_ns), spend=True)
 
     def _window_reopened(self, life: Life, report: wire.WorkerReport, now_ns: int) -> bool:
         """Whether a board that was condemned for want of budget may have its reset after all."""
@@ -273,6 +313,14 @@ class Reconciler:
         life.command = Command(seq, verb, report.generation, now_ns + COMMAND_NS)
         return seq
 
+    def word(self, board: str, report: wire.WorkerReport, make: Callable[[int], wire.SetPingPong]) -> Send:
+        """An operator's word to a worker that reports, outside what is wanted of boards; `make` gets its number.
+
+        Raises:
+            KeyError: nothing is known of the board.
+        """
+        return Send(board, make(self._next_seq(self.lives[board], report)))
+
     def _next_seq(self, life: Life, report: wire.WorkerReport) -> int:
         life.seq = max(life.seq, report.command_seq) + 1
         return life.seq
@@ -280,29 +328,10 @@ class Reconciler:
     # ---------------------------------------------------------------- the view
     def _publish(self, desired: Desired, observed: Observed) -> Iterator[Action]:
         """A new view whenever its content changes."""
-        boards = tuple(filter(None, (self._board_view(board, desired, observed) for board in observed.boards)))
-        before = {alias.alias: alias for alias in self._published.aliases}
-        aliases = tuple(rollout.choose_alias(alias, before.get(alias.alias), boards) for alias in desired.aliases)
+        boards, aliases = fleet_view(desired, observed, self.lives, self._published)
         if list(boards) != self._published.boards or list(aliases) != self._published.aliases:
             self._published = wire.FleetView(0, list(boards), list(aliases))
             yield Publish(boards, aliases)
-
-    def _board_view(self, board: str, desired: Desired, observed: Observed) -> wire.BoardView | None:
-        """A live worker as it reports itself; one that is being adopted as the last view had it; else nothing."""
-        seen, wish = observed.boards[board], desired.boards.get(board)
-        report = seen.report
-        if seen.pid is None:
-            return None
-        if report is None:
-            same = (view for view in self._published.boards if (view.board, view.pid) == (board, seen.pid))
-            return next(same, None)
-        life = self.lives[board]
-        sick = life.aborted_ns is not None
-        leaving = sick or wish is None or not wish.up or report.epoch < wish.min_epoch or life.state is _P.STOPPING
-        return wire.BoardView(
-            board, report.epoch, report.pid, report.endpoint, report.state, report.generation, report.digest, report.alias,
-            draining=report.draining or leaving or (wish is not None and wish.draining),
-        )  # fmt: skip
 
 
 def _answer(report: wire.WorkerReport, refusal: Refusal | None, now_ns: int) -> ResetAnswer:

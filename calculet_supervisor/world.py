@@ -29,12 +29,25 @@ class Placement:
 class BoardWish:
     """What is wanted of one board."""
 
-    placement: Placement
+    placement: Placement | None
+    """None: it shall hold nothing."""
     up: bool = True
-    """False: an operator stopped it; it stays down until an operator starts it."""
+    """False: an operator stopped it, or it was set aside; it stays down until an operator starts it."""
     draining: bool = False
     min_epoch: int = 0
     """Workers of an older life are to be replaced: how an operator's restart is remembered."""
+    swap: bool = False
+    """Another artifact than the placement's is drained and unloaded; False: it may stay."""
+    drain_ms: int = 120_000
+    """How long that drain may take."""
+    weight: float = 1.0
+    """Its share of work, others having 1."""
+    prove: bool = False
+    """It comes back from being condemned: it is reset before anything is loaded."""
+    reset_generation: int = 0
+    """An operator wants a reset while the board fails or recovers with this generation, whatever the budget says."""
+    pool: str = ""
+    """Whose requests come here first; empty: everybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +56,11 @@ class Desired:
 
     boards: Mapping[str, BoardWish]
     aliases: tuple[wire.AliasView, ...] = ()
-    """Of the configured packages."""
+    """What each alias stands for; one that is not `decided` follows what most ready boards serve."""
+    decided: frozenset[str] = frozenset()
+    """Aliases that an operator has moved."""
+    frozen: str | None = None
+    """Why nothing automatic happens to boards that failed; None: it does."""
 
 
 # ------------------------------------------------------------------------------------------------ observed
@@ -138,7 +155,7 @@ class Send:
     """A command that needs nothing minted."""
 
     board: str
-    message: wire.DrainBoard | wire.ResumeBoard | wire.DenyReset | wire.StopWorker
+    message: wire.DrainBoard | wire.ResumeBoard | wire.SetPingPong | wire.DenyReset | wire.StopWorker | wire.UnloadModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,8 +262,8 @@ class Lifecycle:
         self._recorder.of_board(history.BOARD_FAULT, now_ns, self.generation, {"kind": kind.value, "detail": detail})
 
     def grant(self, command: wire.GrantReset, now_ns: int, out: list[Action]) -> str | None:
-        """Reset, and go on as a new generation; a refusal in words."""
-        if self.state not in (_M.RECOVERING, _M.FAILED) or self.resetting:
+        """Reset, and go on as a new generation, or as an empty board that has proved that it can be reset; a refusal in words."""
+        if (self.record is not None and self.state not in (_M.RECOVERING, _M.FAILED)) or self.resetting:
             return f"nothing to reset: generation {self.generation} is {self.state.name}"
         if command.generation <= self._highest:
             return f"generation {command.generation} is not new: the board has had {self._highest}"
@@ -282,7 +282,7 @@ class Lifecycle:
 
     def was_reset(self, event: DeviceReset, now_ns: int, out: list[Action]) -> bool:
         """After the reset: a new generation of the same package. False: the reset failed, and the board with it."""
-        if not self.resetting or self.record is None or self._grant is None:
+        if not self.resetting or self._grant is None:
             return True
         self.resetting = False
         data = {"rc": event.rc, "passed": event.rc == ReturnCode.OK}
@@ -290,14 +290,14 @@ class Lifecycle:
         old, new, self._grant = self.record, self._grant, None
         if event.rc != ReturnCode.OK:
             self.step, self.condemned = None, f"the reset failed (rc {event.rc})"
-            if old.state is _M.RECOVERING:
+            if old is not None and old.state is _M.RECOVERING:
                 self.move(_E.FAIL, now_ns, out)
             return False
         self.resets += 1
         self._configured, self.condemned, self._busy = False, None, 0
-        if old.state is _M.RECOVERING:
+        if old is not None and old.state is _M.RECOVERING:
             self.move(_E.RETIRE, now_ns, out)
-        if self.package is None:
+        if self.package is None or old is None:
             self.step, self.record = None, None
             out.append(Announce())
             return True

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from calculet_core.artifact import sha256_hex
 from calculet_perf import rules as rules_package
 from calculet_perf.comparison import compare_runs
 from calculet_perf.evidence import Evidence, gather
@@ -25,6 +26,7 @@ from calculet_perf.records import (
     StepRecord,
     Workload,
     durations,
+    to_line,
 )
 from calculet_perf.rules import RULES_FILE, Claim, Rules, parse_rules
 from calculet_perf.runinfo import GoldenOutcome, Returned, RunInfo
@@ -131,3 +133,29 @@ def verdict_between(
     rules, claim = the_rules(), claim or Claim(claim="rebuild")
     comparison = compare_runs(base.cells, candidate.cells, rules.claims[claim.claim], claim, seed)
     return judge(candidate, rules, "f" * 64, claim, base, comparison, soak)
+
+
+MANIFEST_TEXT = """schema: calculet-perf-run/v1
+run_id: RUN
+purpose: baseline
+model: {alias: toy, generation: 1, calbin_sha256: null}
+software: {server_commit: null, image_digest: null, calrt: 0.7.6, driver: "1", firmware: "1"}
+hardware: {board: sim0, chips: 2, power_mode: balanced}
+environment: {ambient_c: 24.0}
+client: {host: lab}
+server: {url: "http://127.0.0.1:8080"}
+matrix: matrix.yaml
+"""
+
+
+def a_run_folder(folder: Path, requests: Iterable[RequestRecord], *, steps: Iterable[StepRecord] = (), **info: Any) -> Path:
+    """As `run` leaves one."""
+    folder.mkdir(parents=True)
+    manifest, matrix = MANIFEST_TEXT.replace("RUN", folder.name).encode(), b"name: toy\n"
+    (folder / "manifest.yaml").write_bytes(manifest)
+    (folder / "matrix.yaml").write_bytes(matrix)
+    found = an_info(folder.name, **{"manifest_sha256": sha256_hex(manifest), "matrix_sha256": sha256_hex(matrix), **info})
+    (folder / "run.json").write_bytes(to_line(found))
+    for name, records in (("requests.jsonl", requests), ("steps.jsonl", steps)):
+        (folder / name).write_bytes(b"".join(to_line(record) for record in records))
+    return folder

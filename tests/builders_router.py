@@ -256,7 +256,7 @@ class RouterProcess:
         assert self.process.stderr
         for line in self.process.stderr:
             self.log.append(line)
-            if found := re.search(r"listening at=http://.*:(\d+)", line):
+            if found := re.search(r"listening at=https?://.*:(\d+)", line):
                 self.port = int(found.group(1))
 
     async def listening(self) -> None:

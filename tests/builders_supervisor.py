@@ -13,7 +13,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from calculet_core import wire
+from calculet_core import history, wire
 from calculet_core.artifact import sign_manifest
 from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, FakeClock
@@ -54,6 +54,8 @@ class Bench:
         self.resets = Resets(dict.fromkeys(names, resets))
         self.wishes = {board: BoardWish(PLACEMENT) for board in names}
         self.aliases: tuple[wire.AliasView, ...] = (ALIAS,)
+        self.decided: frozenset[str] = frozenset()
+        self.frozen: str | None = None
         self.seen: dict[str, BoardSeen] = {}
         self.done: list[world.Action] = []
         self._pid, self._epoch, self._generation = 100, 0, 0
@@ -61,9 +63,16 @@ class Bench:
 
     # ---------------------------------------------------------------- the world
     def step(self, ms: int = 0) -> list[world.Action]:
-        """Let time pass, decide once; only spawns are performed."""
+        """Let time pass, decide, and once more after a new fault, as the shell does; only spawns are performed."""
         self.clock.advance(ms * MS)
-        actions = self.reconciler.decide(Desired(self.wishes, self.aliases), Observed(dict(self.seen)), self.clock.now_ns())
+        actions = self._decide()
+        if any(isinstance(action, world.Note) and action.event == history.FLEET_FAULT_SEEN for action in actions):
+            actions = [*actions, *self._decide()]
+        return actions
+
+    def _decide(self) -> list[world.Action]:
+        desired = Desired(self.wishes, self.aliases, self.decided, self.frozen)
+        actions = self.reconciler.decide(desired, Observed(dict(self.seen)), self.clock.now_ns())
         for action in actions:
             if isinstance(action, world.Spawn):
                 self._pid += 1

@@ -43,7 +43,8 @@ class _Choice(msgspec.Struct):
 
 
 class _Extension(msgspec.Struct):
-    """Calculet's opt-in timing extension: `tokens` with chunks, the rest with the answer's end."""
+    """Calculet's opt-in timing extension: `tokens` with every chunk, the rest with a choice's last one; a whole answer has both per
+    choice. A time that no server tells yet (postprocess, sampling) is None."""
 
     tokens: int | None = None
     token_hash: str | None = None
@@ -54,6 +55,7 @@ class _Extension(msgspec.Struct):
     device_ms: float | None = None
     postprocess_ms: float | None = None
     sampling_ms: float | None = None
+    choices: list[_Extension] | None = None
 
 
 class _Timings(msgspec.Struct):
@@ -175,7 +177,8 @@ class AnswerReader:
         if (extension := part.calculet) is not None:
             if extension.tokens is not None:
                 counted = extension.tokens
-            self.extension = extension
+            if self.extension is None or extension.token_hash is not None:
+                self.extension = extension
         return counted
 
     def _token_event(self, counted: int | None, at_ns: int, read: int) -> None:
@@ -224,7 +227,8 @@ class AnswerReader:
                 self._ids = (self._ids or []) + choice.token_ids
         if part.usage is not None:
             self.prompt_tokens, self.completion_tokens = part.usage.prompt_tokens, part.usage.completion_tokens
-        self.extension = part.calculet
+        if part.calculet is not None:
+            self.extension = part.calculet.choices[0] if part.calculet.choices else part.calculet
         self.done = True
         if not part.choices:
             self.error_code = "bad_event"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from calculet_perf.commands.capacity import capacity
 from calculet_perf.commands.compare import compare
+from calculet_perf.commands.faults import faults
 from calculet_perf.commands.golden import golden
 from calculet_perf.commands.history import history
 from calculet_perf.commands.manifest import manifest
@@ -18,6 +20,8 @@ COMMANDS: tuple[click.Command, ...] = (
     manifest,
     run,
     golden,
+    capacity,
+    faults,
     selftest,
     report,
     compare,

@@ -112,10 +112,7 @@ def say(verdict: Any, where: Path | None) -> None:
         click.echo(f"satisfies {verdict.milestone}")
     for label in verdict.labels:
         click.echo(f"  ! {label}")
-    order: Sequence[str] = ("fail", "insufficient_evidence")
-    for check in sorted(
-        (check for check in verdict.checks if str(check.result) in order), key=lambda item: order.index(str(item.result))
-    ):
+    for check in verdict.reasons():
         click.echo(f"  {MARKS[str(check.result)]}  {check.title} ({check.clause}): {check.why}")
         for line in check.details[1:6]:
             click.echo(f"             {line}")

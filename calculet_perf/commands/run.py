@@ -22,8 +22,9 @@ from calculet_perf.workloads.matrix import Matrix, parse_matrix
 
 if TYPE_CHECKING:
     from calculet_perf.shell.http import HttpClient
-    from calculet_perf.shell.runner import Setup
+    from calculet_perf.shell.runner import Runner, Setup
     from calculet_perf.shell.screen import Screen
+    from calculet_perf.shell.traces import StepTraces
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -77,11 +78,16 @@ def _read(path: Path) -> bytes:
 @click.option("--idle", "idle_s", type=click.FloatRange(0), help="Idle sampling in seconds; below 300 is labelled.")
 @click.option("--max-requests", type=click.IntRange(1), help="At most so many samples a cell; labelled.")
 @click.option("--warmups", type=click.IntRange(0), help="Warm-ups of a shape; below 10 is labelled.")
+@click.option(
+    "--trace", "traces", multiple=True, type=click.Path(path_type=Path),
+    help="Folder of the server's step trace (LOG_DIR/trace, on this host, with trace.steps on); may be repeated.",
+)  # fmt: skip
 @click.option("--selftest/--no-selftest", default=True, show_default=True, help="Test the client against a null server first.")
 @click.option("--quiet", is_flag=True, help="Print nothing but the end.")
 def run(
     manifest: Path, out: Path | None, matrix_path: Path | None, resume: bool, dry_run: bool, processes: int | None,
-    only: str | None, idle_s: float | None, max_requests: int | None, warmups: int | None, selftest: bool, quiet: bool,
+    only: str | None, idle_s: float | None, max_requests: int | None, warmups: int | None, traces: tuple[Path, ...],
+    selftest: bool, quiet: bool,
 ) -> None:  # fmt: skip
     """Measure what MANIFEST describes, in the order of acceptance §8, into a folder.
 
@@ -94,14 +100,15 @@ def run(
     cut = Cut(idle_s, max_requests, warmups, only)
     folder = out or Path("runs") / inputs.manifest.run_id
     clients = processes or inputs.manifest.client.processes or 1
-    code = uvloop.run(_main(inputs, cut, folder, clients, resume, dry_run, selftest, quiet))
+    code = uvloop.run(_main(inputs, cut, folder, clients, resume, dry_run, traces, selftest, quiet))
     if code:
         raise SystemExit(code)
 
 
 async def _main(
-    inputs: Inputs, cut: Cut, folder: Path, processes: int, resume: bool, dry_run: bool, selftest: bool, quiet: bool
-) -> int:
+    inputs: Inputs, cut: Cut, folder: Path, processes: int, resume: bool, dry_run: bool, traces: tuple[Path, ...],
+    selftest: bool, quiet: bool,
+) -> int:  # fmt: skip
     from calculet_perf.shell.runner import Runner, new_info
     from calculet_perf.shell.screen import Screen, plan_lines
     from calculet_perf.shell.shards import Shards
@@ -109,6 +116,7 @@ async def _main(
     with Screen(quiet=quiet) as screen:
         client = client_of(inputs.manifest)
         setup = await prepare(client, inputs, cut)
+        setup.traces = _traces(traces)
         if dry_run:
             click.echo("\n".join(plan_lines(setup.plan)))
             return Exit.PASS
@@ -129,16 +137,22 @@ async def _main(
             writer.close()
             return Exit.INFRASTRUCTURE
         async with Shards(client.target, setup.sender.path, inputs.manifest.timeout_s, processes) as shards:
-            await _until_stopped(Runner(setup, info, writer, client, shards, screen))
+            await until_stopped(Runner(setup, info, writer, client, shards, screen))
         client.close()
-    return _verdict(info, folder)
+    return verdict(info, folder)
 
 
-async def _until_stopped(runner: object) -> None:
+def _traces(folders: tuple[Path, ...]) -> StepTraces | None:
+    from calculet_perf.shell.traces import StepTraces, TraceError
+
+    try:
+        return StepTraces(folders) if folders else None
+    except TraceError as error:
+        raise ManifestError(f"--trace: {error}") from None
+
+
+async def until_stopped(runner: Runner) -> None:
     """Run; SIGINT and SIGTERM end it in order, with everything written."""
-    from calculet_perf.shell.runner import Runner
-
-    assert isinstance(runner, Runner)
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(runner.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
@@ -151,7 +165,7 @@ async def _until_stopped(runner: object) -> None:
         raise error
 
 
-def _verdict(info: RunInfo, folder: Path) -> int:
+def verdict(info: RunInfo, folder: Path) -> int:
     """The exit code of a run that ended, said in a line. What is proven to be wrong weighs more than an invalid measurement."""
     failed = [outcome.moment for outcome in info.golden if not outcome.passed]
     kept = [one for one in info.returned if not one.returned]
@@ -184,7 +198,7 @@ def client_of(manifest: Manifest) -> HttpClient:
     return HttpClient(target_of(manifest.server.url, key), timeout_s=manifest.timeout_s)
 
 
-async def prepare(client: HttpClient, inputs: Inputs, cut: Cut) -> Setup:
+async def prepare(client: HttpClient, inputs: Inputs, cut: Cut, *, need_cells: bool = True) -> Setup:
     """Ask the server what it is, and plan; ends with 3 when it does not answer and 2 when it is not what the manifest says."""
     from calculet_perf.golden import parse_golden
     from calculet_perf.shell.http import AskError
@@ -206,7 +220,7 @@ async def prepare(client: HttpClient, inputs: Inputs, cut: Cut) -> Setup:
         path = inputs.matrix_path.parent / matrix.golden.file
         expected = Expected(parse_golden(_read(path), str(path), sender, matrix.golden), path.name)
     plan = build_plan(manifest, matrix, told, cut)
-    if not plan.items:
+    if need_cells and not plan.items:
         raise ManifestError(f"{inputs.matrix_path}: no cell is left to measure ({len(plan.not_applicable)} are not applicable)")
     return Setup(manifest, matrix, told, plan, sender, expected, set())
 

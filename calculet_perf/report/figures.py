@@ -34,7 +34,7 @@ def slowest(requests: Sequence[Slow]) -> Figure | None:
     _x_axis(figure, scale, top, figure.height - 24, "ms")
     for row, slow in enumerate(requests):
         y = top + ROW * row
-        figure.add(Text(left - 8, y + 14, _short(f"{slow.case} #{slow.request_id[-6:]}", 34), "end"))
+        figure.add(Text(left - 8, y + 14, _short(f"{slow.request_id[-8:]}  {slow.case}", 36), "end"))
         at = 0.0
         parts = [getattr(slow.parts, part) or 0.0 for part in PARTS] if slow.parts else [0.0] * len(PARTS)
         for index, (part, value) in enumerate(zip(PARTS, parts, strict=True)):
@@ -93,7 +93,7 @@ def cells(reports: Sequence[CellReport], metric: str, title: str) -> Figure | No
     rows = [(cell, quantiles) for cell, quantiles in rows if quantiles["p50"].value is not None]
     if not rows:
         return None
-    left, right, top = 230.0, WIDTH - 60, 46.0
+    left, right, top = 254.0, WIDTH - 60, 46.0
     figure = Figure(title, f"{title} of every cell, P50, P90 and P99.", WIDTH, top + ROW * len(rows) + 24)
     values = [quantiles[name].value for _, quantiles in rows for name in ("p50", "p90", "p99")]
     scale = logarithmic([value for value in values if value], left, right)
@@ -102,7 +102,7 @@ def cells(reports: Sequence[CellReport], metric: str, title: str) -> Figure | No
     for row, (cell, quantiles) in enumerate(rows):
         y = top + ROW * row + ROW / 2
         name = cell.cell + (f" [{cell.stratum}]" if cell.stratum else "")
-        figure.add(Text(left - 8, y + 3, _short(name, 38), "end"))
+        figure.add(Text(left - 8, y + 3, _short(name, 44), "end"))
         last = next((quantiles[name].value for name in ("p99", "p90", "p50") if quantiles[name].value is not None), None)
         first = quantiles["p50"].value
         assert first is not None and last is not None
@@ -124,7 +124,7 @@ def forest(comparison: Comparison, metric: str, quantile: str | None, title: str
     rows = sorted((delta for delta in rows if delta.delta_pct is not None), key=lambda delta: delta.delta_pct or 0.0)[:MOST_ROWS]
     if not rows:
         return None
-    left, right, top = 230.0, WIDTH - 80, 46.0
+    left, right, top = 254.0, WIDTH - 80, 46.0
     direction = "less is better" if rows[0].direction == Direction.LOWER_IS_BETTER else "more is better"
     figure = Figure(
         f"{title}: candidate against base",
@@ -133,7 +133,9 @@ def forest(comparison: Comparison, metric: str, quantile: str | None, title: str
         top + ROW * len(rows) + 24,
     )
     ends = [value for delta in rows for value in (delta.delta_pct, delta.low_pct, delta.high_pct) if value is not None]
-    scale = linear([*ends, 0.0], left, right)
+    # A cell with few samples may be anywhere; the others must stay readable beside it.
+    most = 3 * max([5.0, *(abs(delta.delta_pct or 0.0) for delta in rows)])
+    scale = linear([*(min(max(end, -most), most) for end in ends), 0.0], left, right)
     _legend(figure, [("better", "better"), ("worse", "worse"), ("undecided", "faint")])
     _x_axis(figure, scale, top, figure.height - 24, f"% change; {direction}")
     figure.add(Line(scale(0), top - 4, scale(0), figure.height - 24, "axis"))
@@ -146,7 +148,7 @@ def forest(comparison: Comparison, metric: str, quantile: str | None, title: str
         )
         assert delta.delta_pct is not None
         figure.add(
-            Text(left - 8, y + 3, _short(delta.cell, 38), "end"),
+            Text(left - 8, y + 3, _short(delta.cell, 44), "end"),
             Line(low, y, high, y, f"whisker {role}"),
             Dot(scale(delta.delta_pct), y, 4, f"dot {role}", _delta_tip(delta)),
             Text(high + 6, y + 3, f"{delta.delta_pct:+.1f} %", role="value"),
@@ -166,7 +168,6 @@ def leak(finding: Finding) -> Figure | None:
     left, right, top, bottom = 56.0, 350.0, 22.0, 86.0
     x = Scale(finding.series[0][0], max(finding.series[-1][0], finding.series[0][0] + 1e-9), left, right)
     y = linear([value for _, value in finding.series], bottom, top)
-    figure.add(Text(left, 12, figure.title, role="value"))
     for tick in y.ticks(3):
         figure.add(Line(left, y(tick), right, y(tick), "grid"), Text(left - 4, y(tick) + 3, si(tick), "end", size=8))
     role = {"leak": "worse", "no_leak": "better"}.get(str(finding.outcome), "faint")

@@ -45,6 +45,8 @@ ROLES: dict[str, Colour] = {
     "value": INK,
 }
 """Roles of `drawing` in print."""
+MOST_SCALE = 0.62
+"""Of figures: two fit a page."""
 WIDE_COLUMNS = 9
 """Tables with more columns are set smaller."""
 
@@ -83,7 +85,7 @@ def _head(pdf: FPDF, report: Report) -> None:
     colour = {0: GOOD, 3: UNSURE}.get(verdict.exit_code, BAD)
     _write(pdf, verdict.headline, 20, colour, "B")
     _write(pdf, verdict.claim_title + (f"; satisfies {verdict.milestone}" if verdict.milestone else ""), 11, SOFT)
-    for check in [check for check in verdict.checks if str(check.result) in ("fail", "insufficient_evidence")][:3]:
+    for check in verdict.reasons()[:3]:
         word = "Failed" if str(check.result) == "fail" else "Not shown"
         _write(pdf, f"{word}: {check.title} ({check.clause}). {check.why}", 10, STATES[str(check.result)])
     facts = [f"exit code {verdict.exit_code}, {verdict.conclusion.replace('_', ' ')}", f"run {report.run.run_id}"]
@@ -96,7 +98,9 @@ def _head(pdf: FPDF, report: Report) -> None:
 
 
 def _section(pdf: FPDF, section: Section) -> None:
-    if pdf.get_y() > pdf.h - 140:
+    # A heading stays with the figure or the first rows below it.
+    needed = 60 + (section.figures[0].height * MOST_SCALE if section.figures else 60)
+    if pdf.get_y() + needed > pdf.h - 64:
         pdf.add_page()
     pdf.start_section(_latin(section.title))
     _write(pdf, section.title, 14, INK, "B")
@@ -127,6 +131,8 @@ def _table(pdf: FPDF, table: Table) -> None:
     pdf.set_font("Helvetica", "", size)
     pdf.set_text_color(*INK)
     pdf.set_draw_color(*GRID)
+    pdf.set_line_width(0.5)
+    pdf.set_fill_color(255)
     align = tuple("RIGHT" if index in table.numeric else "LEFT" for index in range(len(table.head)))
     with pdf.table(
         col_widths=_widths(table),
@@ -153,9 +159,10 @@ def _widths(table: Table) -> tuple[float, ...]:
 
 
 def _figure(pdf: FPDF, figure: Figure) -> None:
-    scale = min(1.0, (pdf.w - 72) / figure.width, (pdf.h - 90) / figure.height)
-    if pdf.get_y() + figure.height * scale > pdf.h - 44:
+    scale = min(MOST_SCALE, (pdf.w - 72) / figure.width, (pdf.h - 110) / figure.height)
+    if pdf.get_y() + figure.height * scale > pdf.h - 64:
         pdf.add_page()
+    _write(pdf, figure.title, 9, INK, "B")
     left, top = pdf.l_margin, pdf.get_y()
 
     def at(x: float, y: float) -> tuple[float, float]:

@@ -11,9 +11,15 @@ from calculet_perf.report.counterexamples import counterexamples
 from calculet_perf.report.drawing import number
 from calculet_perf.report.layout import MOST_LINES, WORDS, Section, Table, cell_name, interval, number_name, percent
 from calculet_perf.report.model import CellReport, Report, RunReport
+from calculet_perf.statistics.compare import Outcome
 from calculet_perf.statistics.summary import Quantile
 
 SHOWN_METRICS = ("ttft", "tpot", "e2e", "scheduled_ttft", "scheduled_e2e", "ttfh", "ttfe", "queue")
+
+
+BY_GATES = ("aa_floor", "not_worse", "improved")
+"""Checks whose details are the table of gates."""
+MOST_DETAILS = 20
 
 
 def sections(report: Report) -> list[Section]:
@@ -33,13 +39,17 @@ def _why(report: Report) -> Section:
     order = {"fail": 0, "insufficient_evidence": 1, "pass": 2, "not_asked": 3}
     checks = sorted(report.verdict.checks, key=lambda check: order[str(check.result)])
     rows = [(WORDS[str(check.result)], check.title, check.why, check.clause) for check in checks]
-    lines = [f"{check.title}: {line}" for check in checks if str(check.result) != "pass" for line in check.details[:50]]
+    lines = []
+    for check in report.verdict.reasons():
+        if check.check not in BY_GATES and len(check.details) > 1:
+            lines += [f"{check.title}: {line}" for line in check.details[:MOST_DETAILS]]
+            lines += [f"{check.title}: and {len(check.details) - MOST_DETAILS} more"] if len(check.details) > MOST_DETAILS else []
     return Section(
         "why",
         "Why",
         "Every question that was asked, what failed first. Hard gates go before speed.",
         [Table(("", "question", "answer", "clause"), rows, states=[str(check.result) for check in checks])],
-        lines=lines if len(lines) > 1 else [],
+        lines=lines,
     )
 
 
@@ -76,7 +86,7 @@ def _gate_row(gate: Gate) -> tuple[str, ...]:
         interval(delta),
         limit,
         floor,
-        gate.why,
+        gate.why if gate.outcome is Outcome.UNDECIDED else "",
     )
 
 

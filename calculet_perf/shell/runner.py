@@ -23,9 +23,10 @@ from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, InvalidCod
 from calculet_perf.shell.boards import Boards
 from calculet_perf.shell.http import HttpClient
 from calculet_perf.shell.probe import alive
-from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, RunWriter
+from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, STEPS, RunWriter
 from calculet_perf.shell.screen import Screen
 from calculet_perf.shell.shards import Applied, ShardError, Shards
+from calculet_perf.shell.traces import StepTraces
 from calculet_perf.workloads.cells import Cell, Shape
 from calculet_perf.workloads.facts import ServerFacts
 from calculet_perf.workloads.matrix import Matrix
@@ -60,6 +61,8 @@ class Setup:
     sender: Sender
     expected: Expected
     done: set[tuple[str, int]]
+    traces: StepTraces | None = None
+    """The server's own step trace, where it is on this host."""
 
 
 class Runner:
@@ -76,12 +79,13 @@ class Runner:
         )
         self._warmed: set[tuple[int, int]] = set()
         self._baseline: list[DeviceRecord] = []
+        self._begun_ns = time.monotonic_ns()
         self._clocks = _clocks()
 
     async def run(self) -> None:
         """The whole order; `info.status` says how it ended. Raises only what nobody foresaw, and cancellation."""
         steps: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
-            ("idle", self._idle), ("golden before", self._golden_before), ("measure", self._measure),
+            ("idle", self._idle), ("golden before", self._golden_before), ("measure", self.measure),
             ("golden after", self._golden_after), ("resources", self._resources),
         )  # fmt: skip
         self._boards.start()
@@ -158,17 +162,14 @@ class Runner:
         for failure in failures:
             self._screen.say(f"  {failure}")
 
-    async def _measure(self) -> None:
+    async def measure(self) -> None:
+        """Every cell of the plan that is not done."""
         items = self.setup.plan.items
         self._screen.whole(len(items), sum((item.cell.id, item.round) in self.setup.done for item in items))
         for order, item in enumerate(items):
             if (item.cell.id, item.round) in self.setup.done:
                 continue
-            await self._warm_up(item.cell)
-            gap_from = time.monotonic_ns()
-            self._boards.phase = "gap"
-            await asyncio.sleep(self.setup.matrix.gap_s)
-            await self._cell(order, item, (time.monotonic_ns() - gap_from) / 1e9)
+            await self.cell(order, item)
             self._screen.cell_done()
 
     async def _resources(self) -> None:
@@ -208,8 +209,19 @@ class Runner:
         )  # fmt: skip
         return requests_of(self.setup.sender, warm, self.info.sessions, count, self.info.run_id)
 
-    async def _cell(self, order: int, item: Item, gap_s: float) -> None:
+    async def cell(self, order: int, item: Item) -> list[RequestRecord]:
+        """Warm-up where it is due, the gap, and one cell in one round; its records are written.
+
+        Raises:
+            Stop: the server went away.
+            ShardError: the load could not be applied.
+        """
         cell, setup = item.cell, self.setup
+        await self._warm_up(cell)
+        gap_from = time.monotonic_ns()
+        self._boards.phase = "gap"
+        await asyncio.sleep(setup.matrix.gap_s)
+        gap_s = (time.monotonic_ns() - gap_from) / 1e9
         planned = requests_of(setup.sender, cell, item.round, item.count, self.info.run_id)
         self._boards.phase = "measure"
         before = await self._boards.sample()
@@ -243,7 +255,8 @@ class Runner:
         self._writer.append(CASES, case)
         self._save()
         failed = f", {case.failed} failed" if case.failed else ""
-        self._screen.say(f"{cell.id}  {case.requests} requests{failed}")
+        self.say(f"{cell.id}  {case.requests} requests{failed}")
+        return records
 
     def _connections(self, item: Item, planned: Sequence[Planned]) -> int:
         """Closed: the users. Open loop: as many as are likely to be open at once, so that opening them is not measured."""
@@ -260,6 +273,14 @@ class Runner:
         return False
 
     # ---------------------------------------------------------------- small parts
+    def say(self, text: str) -> None:
+        """A line for the person who watches."""
+        self._screen.say(text)
+
+    def put(self, name: str, data: bytes) -> None:
+        """A small file into the run's folder."""
+        self._writer.put(name, data)
+
     async def _apply(self, arrival: str, planned: Sequence[Planned], users: int) -> Applied:
         asked = [one.asked for one in planned]
         return await self._shards.apply(arrival, asked, concurrency=users, gap_s=BURST_GAP_S, progress=self._screen.advance)
@@ -293,7 +314,18 @@ class Runner:
         self.info.injector_armed = self._boards.armed
         self._writer.put_info(self.info)
 
+    def _collect(self) -> None:
+        """The steps of this run's requests, from the server's trace."""
+        if self.setup.traces is None or not self.info.phases:
+            return
+        count = 0
+        for step in self.setup.traces.between(self._begun_ns, time.monotonic_ns()):
+            self._writer.append(STEPS, step)
+            count += 1
+        self._note(f"{count} steps from the server's trace; {self.setup.traces.unreadable} lines could not be read")
+
     def _end(self) -> None:
+        self._collect()
         self.info.ended_utc = utc_now()
         self._save()
         self._writer.close()

@@ -48,20 +48,21 @@ def facts_of(alias: str, models: Any, version: Any) -> ServerFacts:
     generations = {str(board): int(number) for board, number in _dict(ours.get("generations")).items()}
     context = model.get("max_model_len") or _dict(model.get("meta")).get("n_ctx_train")
     profiles = ours.get("profiles")
-    serials = sorted({str(board["serial_hash"]) for board in boards if board.get("serial_hash")})
+    devices = [_dict(board.get("device")) for board in boards]
+    serials = sorted({str(device["serial_hash"]) for device in devices if device.get("serial_hash")})
     return ServerFacts(
         foreign=not ours, models=tuple(str(model.get("id")) for model in listed),
         context=context if isinstance(context, int) else None,
         profiles=tuple(profiles) if isinstance(profiles, list) and profiles else None,
         boards=len(generations) or None, generations=generations, generation=_same(list(generations.values())),
         calbin_sha256=ours.get("calbin_sha256") or None, backend=ours.get("backend"),
-        server_version=_text(told.get("version")), server_commit=_text(told.get("server_commit") or told.get("commit")),
+        server_version=_text(told.get("version")), server_commit=_text(told.get("commit")),
         image_digest=_text(told.get("image_digest")),
-        calrt=_text(told.get("calrt") or _same([board.get("calrt") or board.get("runtime") for board in boards])),
-        driver=_text(told.get("driver") or _same([board.get("driver") for board in boards])),
-        firmware=_text(told.get("firmware") or _same([board.get("firmware") for board in boards])),
+        calrt=_text(_same([device.get("runtime") for device in devices])),
+        driver=_text(_same([device.get("driver") for device in devices])),
+        firmware=_text(_same([device.get("firmware") for device in devices])),
         board_serial_hash=",".join(serials) or None, chips=_same([board.get("chips") for board in boards]),
-        power_mode=_text(_same([board.get("power_mode") for board in boards])),
+        power_mode=_text(_same([device.get("power_mode") for device in devices])),
     )  # fmt: skip
 
 

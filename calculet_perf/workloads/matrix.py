@@ -164,12 +164,36 @@ class Sampled(_Section, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] = 0.95
 
 
+class Capacity(_Section, frozen=True, kw_only=True):
+    """The search for the highest stable rate (acceptance §14.3)."""
+
+    prompt: Tokens
+    output: Tokens
+    ttft_p99_ms: Rate | None = None
+    """SLA from the scheduled start; None: not part of it."""
+    e2e_p99_ms: Rate | None = None
+    error_share: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    queue_growth: NotNegative = 2.0
+    """Requests by which the queue may grow over a window."""
+    start_qps: Rate = 1.0
+    factor: Annotated[float, Meta(gt=1)] = 1.5
+    tolerance: Annotated[float, Meta(gt=0, le=0.5)] = 0.05
+    """Pass and fail must be this close."""
+    min_qps: Rate = 0.01
+    max_qps: Rate = 10_000.0
+    screen_s: Rate = 180.0
+    window_s: Rate = 1800.0
+    """Below 1800 s the result is labelled shortened."""
+    confirmations: Positive = 2
+    """Full windows that the winner has to pass."""
+
+
 class Matrix(_Section, frozen=True, kw_only=True):
     """`calculet-perf-matrix/v1`."""
 
     schema: Literal["calculet-perf-matrix/v1"]
     name: str
-    cells: Annotated[tuple[CellSpec, ...], Meta(min_length=1)]
+    cells: tuple[CellSpec, ...] = ()
     idle_s: NotNegative = 300
     """Idle sampling before anything runs; below 300 s the run is labelled shortened (acceptance §8.2)."""
     gap_s: NotNegative = 10
@@ -189,6 +213,8 @@ class Matrix(_Section, frozen=True, kw_only=True):
     corpus: Corpus = Corpus()
     golden: Golden = Golden()
     assume: Assume = Assume()
+    capacity: Capacity | None = None
+    """For `calculet-perf capacity`."""
 
 
 def parse_matrix(data: bytes, source: str) -> Matrix:
@@ -200,6 +226,8 @@ def parse_matrix(data: bytes, source: str) -> Matrix:
     matrix: Matrix = convert(load_yaml(data, source), Matrix, source)
     if matrix.corpus.high <= matrix.corpus.low:
         raise ManifestError(f"{source}: $.corpus.high: must be above low ({matrix.corpus.low})")
+    if not matrix.cells and matrix.capacity is None:
+        raise ManifestError(f"{source}: $.cells: nothing to measure")
     for index, spec in enumerate(matrix.cells):
         where = f"{source}: $.cells[{index}]"
         if isinstance(spec, Mixed) and not spec.qps and not spec.concurrency:

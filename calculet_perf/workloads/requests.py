@@ -47,6 +47,8 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     top_p: float
     ignore_eos: bool
+    timing: bool
+    """Ask for Calculet's timing extension: tokens per chunk, the hash of the tokens, the server's own times."""
     extra_body: dict[str, Any]
 
     @property
@@ -63,7 +65,7 @@ def sender_of(manifest: Manifest, matrix: Matrix, *, foreign: bool) -> Sender:
     return Sender(
         alias=manifest.model.alias, chat=chat, corpus=corpus, unique=foreign if corpus.unique is None else corpus.unique,
         seed=manifest.seed, temperature=matrix.sampled.temperature, top_p=matrix.sampled.top_p,
-        ignore_eos=manifest.server.ignore_eos, extra_body=manifest.server.extra_body,
+        ignore_eos=manifest.server.ignore_eos, timing=not foreign, extra_body=manifest.server.extra_body,
     )  # fmt: skip
 
 
@@ -109,6 +111,8 @@ def body_of(sender: Sender, sample: str, shape: Shape, *, sampling: str, stream:
         body |= {"temperature": sender.temperature, "top_p": sender.top_p, "seed": seed}
     if sender.ignore_eos:
         body["ignore_eos"] = True
+    if sender.timing:
+        body["calculet"] = {"timing": True}
     body |= sender.extra_body
     if sender.chat:
         body["messages"] = [{"role": "user", "content": text_of(sample, shape.prompt)}]

@@ -42,14 +42,17 @@ from calculet_router import actions, events
 from calculet_router.aliases import Aliases
 from calculet_router.dispatch import Dispatcher
 from calculet_router.fleet import LinkState, Roster
+from calculet_router.lookups import Lookups
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
 from calculet_router.shell.keys import LOOK_S, KeyWatch
 from calculet_router.shell.recovering import done_of, orphans_of, record_of
 from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
+from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
+from calculet_router.shell.tls import open_tls
 from calculet_router.shell.usage import UsageLog
-from calculet_router.shell.worker_link import WorkerLink
+from calculet_router.shell.worker_link import WorkerLink, unsent_event
 from calculet_router.tenants import Tenants
 
 REPORT_S = 1.0
@@ -68,6 +71,8 @@ NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
 """The prefix tells its files from those of other processes."""
 RECOVERY_GRACE_S = 2.0
 """Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
+OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
+OF_BOTH = (events.WorkerEnded, events.TimePassed)
 log = logging.getLogger("calculet.router")
 
 
@@ -81,7 +86,10 @@ class RouterApp:
         self.incarnation = secrets.randbits(32) or 1
         tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
         self._keys = KeyWatch(fleet.keys, tenants.take_keys)
+        self._tls = open_tls(fleet, config.tls)
+        self._scheme = "http" if self._tls is None else "https"
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
+        self.lookups = Lookups(config, self.dispatcher.roster, self.dispatcher.aliases, tenants)
         self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
@@ -103,6 +111,7 @@ class RouterApp:
             actions.Admitted: lambda action: action.owner.admit(),
             actions.Restart: lambda action: action.owner.restart(action.index),
             actions.Fail: lambda action: action.owner.fail(action.error),
+            actions.Told: lambda action: action.owner.tell(action.body),
             actions.Send: self._send,
             actions.OpenLink: self._open_link,
             actions.CloseLink: self._close_link,
@@ -131,13 +140,15 @@ class RouterApp:
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(LOOK_S, self._keys.look)
+        if self._tls:
+            self._every(TLS_LOOK_S, self._tls.look)
         self._every(REPORT_S, self._report)
         self._knock()
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
         self._recovery = self._loop.create_task(self._recover_usage())
         await self._first_links()
-        await self._server.listen(sockets)
+        await self._server.listen(sockets, self._tls.context if self._tls else None)
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
         sd_notify("READY=1")
         tune_gc()
@@ -170,7 +181,7 @@ class RouterApp:
 
     def _url(self, sockets: list[socket.socket]) -> str:
         host, port = sockets[0].getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def _load_view(self) -> None:
         try:
@@ -241,8 +252,11 @@ class RouterApp:
     # ---------------------------------------------------------------- decisions and what they want
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher, and do what it wants."""
-        perform, write = self._perform, self.journal.append
-        for action in self.dispatcher.handle(event, time.monotonic_ns()):
+        perform, write, now_ns, kind = self._perform, self.journal.append, time.monotonic_ns(), type(event)
+        found = (self.lookups if kind in OF_LOOKUPS else self.dispatcher).handle(event, now_ns)
+        if kind in OF_BOTH:
+            found += self.lookups.handle(event, now_ns)
+        for action in found:
             if isinstance(action, actions.Deliver):
                 action.owner.deliver(action.index, action.piece)
             elif isinstance(action, Event):
@@ -254,8 +268,7 @@ class RouterApp:
         link, message = self._links.get((action.board, action.epoch)), action.message
         if link is not None:
             link.send(message)
-        elif isinstance(message, wire.Submit):
-            unsent = events.Unsent(action.board, action.epoch, message.request_id, message.attempt)
+        elif (unsent := unsent_event(action.board, action.epoch, message)) is not None:
             self._loop.call_soon(self.feed, unsent)
 
     def _open_link(self, action: actions.OpenLink) -> None:
@@ -294,6 +307,10 @@ class RouterApp:
         self.telemetry.count("calculet_router_slow_readers" if code else "calculet_router_disconnects")
         self.feed(events.ClientGone(exchange.owner, reason, code))
 
+    def count_lookup(self, kind: str, outcome: str) -> None:
+        """The end of a question about tokens."""
+        self.telemetry.count("calculet_router_lookups", kind=kind, outcome=outcome)
+
     def count_error(self, error: CalculetError) -> None:
         """An error that never became a call."""
         self.telemetry.error(error)
@@ -322,8 +339,9 @@ class RouterApp:
     def _report(self) -> None:
         telemetry, roster = self.telemetry, self.dispatcher.roster
         report = wire.RouterReport(
-            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"http://{self.config.listen}",
+            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
+            self.dispatcher.tally.reports(),
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -358,6 +376,7 @@ class RouterApp:
         self.telemetry.settle()
         collectors, links = self.telemetry.collectors, list(self.dispatcher.roster.links().values())
         collectors("calculet_router_inflight").set(self.dispatcher.inflight)
+        collectors("calculet_router_open_lookups").set(len(self.lookups))
         collectors("calculet_router_connections").set(len(self._server.connections))
         collectors("calculet_router_streams").set(self._server.streams)
         collectors("calculet_router_body_bytes").set(self._server.body_bytes)
@@ -367,6 +386,8 @@ class RouterApp:
         collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
         collectors("calculet_router_keys_version").set(tenants.keys_version)
         collectors("calculet_router_keys_usable").set(self._keys.usable)
+        collectors("calculet_router_tls_expiry_timestamp_seconds").set(self._tls.expires_s if self._tls else 0)
+        collectors("calculet_router_tls_usable").set(self._tls is None or self._tls.usable)
         collectors("calculet_router_view_version").set(max(0, self.dispatcher.roster.version))
         for state in LinkState:
             collectors("calculet_router_workers", state=state.value).set(links.count(state.value))

@@ -8,25 +8,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown
+from calculet_core.shell.build import build
 from calculet_core.shell.telemetry import CONTENT_TYPE
-from calculet_core.wire import PROTOCOL, AliasView, Piece
+from calculet_core.wire import PROTOCOL, AliasView, BoardView, Piece
 from calculet_router import events
 from calculet_router.actions import Ticket
 from calculet_router.dispatch import Dispatcher
-from calculet_router.openai import Call, parse_chat, parse_text, parse_timeout_ms
+from calculet_router.fleet import Worker
+from calculet_router.lookups import Question, parse_detokenize, parse_tokenize
+from calculet_router.openai import Call, parse_chat, parse_switch, parse_text, parse_timeout_ms
+from calculet_router.openapi import document
 from calculet_router.shell.exchange import Exchange
 from calculet_router.sse import Answer, make_answer
 from calculet_router.tenants import Identity
 
 PARSERS: dict[bytes, Callable[[bytes], Call]] = {b"/v1/chat/completions": parse_chat, b"/v1/completions": parse_text}
+QUESTIONS: dict[bytes, Callable[[bytes], Question]] = {b"/tokenize": parse_tokenize, b"/detokenize": parse_detokenize}
 MODELS = b"/v1/models"
+DEVICE_VERSIONS = ("device", "serial_hash", "runtime", "driver", "firmware", "power_mode")
+TIMING = b"x-calculet-timing"
 GET_HEAD = (b"GET", b"HEAD")
 _encode = msgspec.json.Encoder().encode
 
@@ -46,6 +52,10 @@ class App(Protocol):
 
     def count_error(self, error: CalculetError) -> None:
         """An error that never became a call."""
+        ...
+
+    def count_lookup(self, kind: str, outcome: str) -> None:
+        """The end of a question about tokens."""
         ...
 
     async def exposition(self) -> bytes:
@@ -102,6 +112,26 @@ class Reply:
         self._exchange.fail(error)
 
 
+class Told:
+    """The owner of a question about tokens."""
+
+    __slots__ = ("_app", "_exchange", "_kind")
+
+    def __init__(self, exchange: Exchange, kind: str, app: App) -> None:
+        self._exchange, self._kind, self._app = exchange, kind, app
+
+    def tell(self, body: bytes) -> None:
+        """The answer."""
+        self._app.count_lookup(self._kind, "answered")
+        self._exchange.respond(200, body)
+
+    def fail(self, error: CalculetError) -> None:
+        """There is none."""
+        self._app.count_lookup(self._kind, "failed")
+        self._app.count_error(error)
+        self._exchange.fail(error)
+
+
 class Endpoints:
     """Answers exchanges."""
 
@@ -115,7 +145,9 @@ class Endpoints:
             b"/readyz": self._readyz,
             b"/version": self._version,
             b"/metrics": self._metrics,
+            b"/openapi.json": self._openapi,
         }
+        self._document = b""
 
     def handle(self, exchange: Exchange) -> None:
         """One parsed message."""
@@ -124,11 +156,13 @@ class Endpoints:
             self._call(exchange, parser)
             return
         path = _path(exchange.target)
-        if path in PARSERS:
-            if exchange.method == b"POST":
+        if path in PARSERS or path in QUESTIONS:
+            if exchange.method != b"POST":
+                self._wrong_method(exchange, b"POST")
+            elif path in PARSERS:
                 self._call(exchange, PARSERS[path])
             else:
-                self._wrong_method(exchange, b"POST")
+                self._question(exchange, path)
             return
         answer = self._get.get(path)
         if answer is None and path.startswith(MODELS + b"/") and len(path) > len(MODELS) + 1:
@@ -155,6 +189,8 @@ class Endpoints:
             call = parse(exchange.body)
             timeout = headers.get(b"x-request-timeout-ms")
             timeout_ms = None if timeout is None else parse_timeout_ms(timeout)
+            if TIMING in headers and parse_switch(headers[TIMING], "X-Calculet-Timing"):
+                call = msgspec.structs.replace(call, timing=True)
         except CalculetError as error:
             self._fail(exchange, error)
             return
@@ -164,6 +200,17 @@ class Endpoints:
             return
         label = None if exchange.label is None else exchange.label.decode()
         app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label))
+
+    def _question(self, exchange: Exchange, path: bytes) -> None:
+        if (identity := self._who(exchange)) is None:
+            return
+        try:
+            question = QUESTIONS[path](exchange.body)
+        except CalculetError as error:
+            self._fail(exchange, error)
+            return
+        exchange.body = b""
+        self._app.feed(events.LookupAsked(Told(exchange, path[1:].decode(), self._app), question, identity))
 
     def _unknown(self, exchange: Exchange, error: CalculetError) -> None:
         """Nobody we know."""
@@ -247,18 +294,26 @@ class Endpoints:
     def _version(self, exchange: Exchange) -> None:
         roster = self._app.dispatcher.roster
         body = {
-            "version": version("calculet"),
+            **build(),
             "protocol": PROTOCOL,
             "view_version": roster.version if roster.version >= 0 else None,
-            "boards": [
-                {
-                    "board": board.board, "epoch": board.epoch, "generation": board.generation, "digest": board.digest,
-                    "alias": board.alias, "state": board.state,
-                }
-                for board in roster.view.boards
-            ],
-        }  # fmt: skip
+            "boards": [self._board(board, roster.find(board.board, board.epoch)) for board in roster.view.boards],
+        }
         exchange.respond(200, _encode(body))
+
+    def _openapi(self, exchange: Exchange) -> None:
+        self._document = self._document or _encode(document(str(build()["version"])))
+        exchange.respond(200, self._document)
+
+    @staticmethod
+    def _board(view: BoardView, worker: Worker | None) -> dict[str, Any]:
+        """A board with its device's versions, as its worker told them when it greeted this router."""
+        hello = worker.hello if worker is not None else None
+        return {
+            "board": view.board, "epoch": view.epoch, "generation": view.generation, "digest": view.digest, "alias": view.alias,
+            "state": view.state, "device": dict.fromkeys(DEVICE_VERSIONS) | (hello.versions if hello else {}),
+            "chips": hello.chips if hello else None,
+        }  # fmt: skip
 
     def _metrics(self, exchange: Exchange) -> None:
         async def answer() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import math
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
@@ -57,11 +58,12 @@ class HttpServer:
         self._sweep_s = min(*times, config.ping_interval_s, 4.0) / 4
         self._sweep()
 
-    async def listen(self, sockets: list[socket.socket]) -> None:
-        """Accept on bound sockets; references to the servers are kept."""
+    async def listen(self, sockets: list[socket.socket], tls: ssl.SSLContext | None = None) -> None:
+        """Accept on bound sockets; references to the servers are kept. A handshake has the time of headers."""
+        options: dict[str, Any] = {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": self.config.header_timeout_s}
         for sock in sockets:
             tune(sock, self.config)
-            self._servers.append(await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=1024))
+            self._servers.append(await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=1024, **options))
 
     def stop_listening(self) -> None:
         """Accept nobody more. Connections go one by one, none of them under a request: see `drained`."""

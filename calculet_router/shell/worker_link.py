@@ -1,8 +1,8 @@
 """One life of a worker as this router reaches it: a DEALER socket, a lease, and the process's pidfd.
 
-The link greets until it is answered, renews its lease every interval with the number of the last message it got, and greets again
-whenever the worker has been quiet for an interval, so that silence means something. The process's pidfd turns readable when it
-ends, which is seen within milliseconds; on another host, or in another pid namespace, silence has to do.
+The link greets until it is answered, then every interval, and renews its lease with the number of the last message it got. So
+silence means something, and a hello that was lost with a connection is not lost for good. The process's pidfd turns readable when
+it ends, which is seen within milliseconds; on another host, or in another pid namespace, silence has to do.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 import zmq
 
 from calculet_core import wire
+from calculet_core.errors import NoReadyWorker
 from calculet_core.shell.link import Frames, Link, connect_dealer
 from calculet_router import events
 
@@ -43,15 +44,13 @@ class WorkerLink:
         self._pidfd = -1
         self._pid = 0
         self._acked = 0
-        self._outbox: list[wire.Submit | wire.Cancel] = []
-        self._heard = False
-        """Anything since the last lease."""
+        self._outbox: list[wire.Submit | wire.Cancel | wire.Lookup] = []
         self._closed = False
         identity = b"r%08x-%08x" % (incarnation, view.epoch & 0xFFFFFFFF)
         self._link: Link = connect_dealer(context, view.endpoint, self._on_frames, identity)
         self._timer: asyncio.Handle = self._loop.call_soon(self._greet)
 
-    def send(self, message: wire.Submit | wire.Cancel) -> None:
+    def send(self, message: wire.Submit | wire.Cancel | wire.Lookup) -> None:
         """At the end of this loop pass, so that ZeroMQ's thread wakes once for all; a submission that cannot go is `Unsent`."""
         if not self._outbox:
             self._loop.call_soon(self._flush)
@@ -61,8 +60,8 @@ class WorkerLink:
         outbox, self._outbox = self._outbox, []
         send, encode = self._link.send, wire.encode
         for message in outbox:
-            if not send(encode(message)) and isinstance(message, wire.Submit):
-                self._feed(events.Unsent(self.board, self.epoch, message.request_id, message.attempt))
+            if not send(encode(message)) and (unsent := unsent_event(self.board, self.epoch, message)) is not None:
+                self._feed(unsent)
 
     def close(self) -> None:
         """Twice is fine."""
@@ -79,9 +78,7 @@ class WorkerLink:
         self._timer = self._loop.call_later(self._lease_s if taken else GREETING_S, self._renew if taken else self._greet)
 
     def _renew(self) -> None:
-        if not self._heard:
-            self._link.send(wire.encode(wire.RouterHello(self._incarnation, os.getpid())))
-        self._heard = False
+        self._link.send(wire.encode(wire.RouterHello(self._incarnation, os.getpid())))
         self._link.send(wire.encode(wire.Lease(self._incarnation, self.epoch, self._acked)))
         self._timer = self._loop.call_later(self._lease_s, self._renew)
 
@@ -92,10 +89,11 @@ class WorkerLink:
         except (wire.WireError, ValueError):
             self._bad("malformed")
             return
-        self._heard = True
         if isinstance(message, wire.Tick):
             self._acked = message.seq
             self._feed(events.TickArrived(self.board, self.epoch, message))
+        elif isinstance(message, wire.LookupAnswer):
+            self._feed(events.LookupAnswered(self.board, self.epoch, message))
         elif isinstance(message, wire.WorkerHello):
             self._feed(events.HelloArrived(self.board, self.epoch, message))
             if not self._closed and (message.board, message.epoch) == (self.board, self.epoch):
@@ -127,3 +125,13 @@ class WorkerLink:
         ended = events.WorkerEnded(self.board, self.epoch, "died")
         self._timer.cancel()
         self._timer = self._loop.call_later(LAST_WORDS_S, self._feed, ended)
+
+
+def unsent_event(board: str, epoch: int, message: wire.Submit | wire.Cancel | wire.Lookup) -> events.Event | None:
+    """What to tell about a message that could not go; a cancel that cannot is no loss."""
+    if isinstance(message, wire.Submit):
+        return events.Unsent(board, epoch, message.request_id, message.attempt)
+    if isinstance(message, wire.Lookup):
+        error = wire.ErrorInfo(NoReadyWorker.code, f"the link to {board} is down")
+        return events.LookupAnswered(board, epoch, wire.LookupAnswer(message.request_id, epoch, error=error))
+    return None

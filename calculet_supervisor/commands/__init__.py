@@ -6,11 +6,16 @@ import click
 
 from calculet_supervisor.commands.config import config
 from calculet_supervisor.commands.drain import drain
+from calculet_supervisor.commands.generations import generations
 from calculet_supervisor.commands.install import install, uninstall
+from calculet_supervisor.commands.journals import events, explain
 from calculet_supervisor.commands.keys import keys
 from calculet_supervisor.commands.package import package
+from calculet_supervisor.commands.pingpong import pingpong
+from calculet_supervisor.commands.recovery import breaker, condemn, probation, release, reset
 from calculet_supervisor.commands.restart import restart
 from calculet_supervisor.commands.resume import resume
+from calculet_supervisor.commands.rollouts import load, promote, rollback, rollouts, unload
 from calculet_supervisor.commands.start import start
 from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
@@ -21,6 +26,7 @@ from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, status, drain, resume, stop, start, restart, keys, usage, config, package, install, uninstall, upgrade, support_bundle,
-    version,
+    up, status, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
+    reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
+    upgrade, support_bundle, version,
 )  # fmt: skip

@@ -75,6 +75,10 @@ def render(answer: dict[str, Any]) -> Group:
     from rich.text import Text
 
     wrong = [f"[red]{escape(row['board'])}[/]: {escape(_trouble(row))}" for row in answer["boards"] if _trouble(row)]
+    if answer.get("breaker"):
+        wrong.insert(0, f"[red]automatic action is stopped[/]: {escape(answer['breaker'])} (calculet breaker --close)")
+    for one in answer.get("rollouts", ()):
+        wrong.append(f"[yellow]rollout {one['id']}[/] of {escape(one['alias'])}: {one['state']}, {escape(one['text'])}")
     parts: list[Any] = [_boards(answer["boards"]), _routers(answer["routers"])]
     return Group(*parts, *(Text.from_markup(line) for line in wrong))
 

@@ -43,7 +43,11 @@ from calculet_supervisor.shell.launchers import Launcher
 from calculet_supervisor.shell.launchers.checked import LockChecked
 from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
 from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
+from calculet_supervisor.shell.recovery import Recovery
+from calculet_supervisor.shell.recovery_verbs import RecoveryVerbs
 from calculet_supervisor.shell.reloading import BornAgain, may_reload
+from calculet_supervisor.shell.rollout_verbs import RolloutVerbs
+from calculet_supervisor.shell.rollouts import Rollouts
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.status import outlook
@@ -62,7 +66,6 @@ from calculet_supervisor.world import (
     Kill,
     Load,
     Note,
-    Placement,
     Publish,
     Send,
     Spawn,
@@ -73,6 +76,8 @@ TICK_S = 0.1
 """How often time-outs are looked for; everything else is decided when it is seen."""
 DUMP_S = 0.5
 """From the signal to write its stacks to SIGABRT."""
+STALL_NS = 1 * S
+"""Between two decisions: longer, and this process did not run."""
 STORE_RETRY_S = 1.0
 """After a failed write."""
 log = logging.getLogger("calculet.supervisor")
@@ -95,11 +100,14 @@ class Supervisor:
         self.started_s = time.monotonic()
         self.reloads = False
         """It ended in order to become a new process image."""
-        self._placements = placements(fleet, packages)
-        self._aliases = tuple(_alias_view(alias, package, memory.view) for alias, package in packages.items())
+        self.quarantined = dict(memory.quarantined)
+        self.boards = tuple(board.name for board in config.boards)
         self._journal = Journal(fleet.journal("supervisor"), config.journal.max_bytes, config.journal.keep)
         self._crashes = CrashBundles(fleet)
         self._telemetry = Telemetry(self.reconciler, self.sightings, self._crashes, config)
+        self.reconciler.attribution.failures = list(memory.failures)
+        self.rollouts = Rollouts(self, packages, memory)
+        self.recovery = Recovery(self, memory)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ended: asyncio.Future[bool] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,10 +115,11 @@ class Supervisor:
         self._sees = self._decision_due = False
         self._wakeup: asyncio.TimerHandle | None = None
         self._told: dict[str, Any] = {}
+        self._awake_ns = time.monotonic_ns()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
-            Load: lambda action: self._task(self._load(action)), Grant: lambda action: self._task(self._grant(action)),
-            Send: lambda action: self._send(action.board, action.message), Publish: self._publish, Note: self.note,
+            Load: lambda action: self.begin(self._load(action)), Grant: lambda action: self.begin(self._grant(action)),
+            Send: lambda action: self.send(action.board, action.message), Publish: self._publish, Note: self.note,
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -127,15 +136,18 @@ class Supervisor:
         for board, pid in alive.items():
             self.sightings.started(board, pid)
         self._link: Link = bind_router(self._context, self.fleet.supervisor_socket, self._from_peer)
-        control = await serve_control(self.fleet.control_socket, Verbs(self).table())
+        verbs = Verbs(self)
+        table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table()}
+        control = await serve_control(self.fleet.control_socket, table)
         metrics_path = self.fleet.metrics_socket("supervisor")
-        metrics = await serve_metrics(metrics_path, lambda: self._telemetry.exposition(self.view.version))
+        metrics = await serve_metrics(metrics_path, self._exposition)
         self._sees = True
+        self.begin(self.rollouts.keep())
         self._every(TICK_S, self._tick)
         self._every(STORE_RETRY_S, self._settle_spends)
         if watchdog := watchdog_interval_s():
             self._every(watchdog, lambda: sd_notify("WATCHDOG=1"))
-        log.info("supervises boards=%d alive=%d view=%d", len(self._placements), len(self.sightings.boards), self.view.version)
+        log.info("supervises boards=%d alive=%d view=%d", len(self.boards), len(self.sightings.boards), self.view.version)
         sd_notify("READY=1")
         keeper_gone = False
         try:
@@ -159,8 +171,15 @@ class Supervisor:
         if VARIABLE in os.environ:
             inner = await KeeperLauncher.connect(self.fleet.keeper_socket, self, lambda: self._end(True))
         else:
-            inner = SystemdLauncher(list(self._placements), self)
+            inner = SystemdLauncher(list(self.boards), self)
         return LockChecked(inner, self.fleet, self)
+
+    def _exposition(self) -> bytes:
+        condemned = {board: self.wanted.get(board, Wanted()).condemned is not None for board in self.boards}
+        is_open = self.recovery.breaker.reason is not None
+        return self._telemetry.exposition(
+            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open
+        )
 
     def _end(self, keeper_gone: bool) -> None:
         if not self._ended.done():
@@ -186,11 +205,26 @@ class Supervisor:
     # ---------------------------------------------------------------- what is wanted
     def wish(self, board: str) -> BoardWish:
         """What is wanted of a configured board."""
+        wanted, config = self.wanted.get(board, Wanted()), self.fleet.config
+        placement, swap = self.rollouts.placement(board)
+        return BoardWish(
+            placement, wanted.up and wanted.condemned is None, wanted.draining, wanted.min_epoch, swap,
+            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0, wanted.probation,
+            wanted.reset_generation, self.fleet.board(board).pool or "",
+        )  # fmt: skip
+
+    def out(self, board: str) -> str | None:
+        """Why an operator's word, or a verdict, keeps the board from serving; None: nothing does."""
+        if board not in self.boards:
+            return "not in the configuration any more"
         wanted = self.wanted.get(board, Wanted())
-        return BoardWish(self._placements[board], wanted.up, wanted.draining, wanted.min_epoch)
+        if wanted.condemned is not None:
+            return f"condemned: {wanted.condemned}"
+        return "stopped" if not wanted.up else "drained" if wanted.draining else None
 
     def _desired(self) -> Desired:
-        return Desired({board: self.wish(board) for board in self._placements}, self._aliases)
+        wishes = {board: self.wish(board) for board in self.boards}
+        return Desired(wishes, self.rollouts.aliases(), self.rollouts.decided_aliases(), self.recovery.breaker.reason)
 
     # ---------------------------------------------------------------- what is seen
     def started(self, board: str, pid: int) -> None:
@@ -239,6 +273,8 @@ class Supervisor:
                 log.debug("board %s: a report of pid=%d was ignored: not its worker", message.board, message.pid)
         elif isinstance(message, wire.RouterReport):
             self.sightings.heard_router(identity, message, now_ns)
+            if self.rollouts.live:
+                self.decide_soon()
             if message.view_version < self.view.version:
                 self._link.send([identity, *wire.encode(self.view)])
         else:
@@ -255,11 +291,23 @@ class Supervisor:
         self.sightings.forget_silent_routers(time.monotonic_ns())
         self._decide()
 
+    def _forgive_own_stall(self) -> None:
+        """Before the reports that came while this process stood still were read, workers only look silent."""
+        now_ns = time.monotonic_ns()
+        stood_ns, self._awake_ns = now_ns - self._awake_ns, now_ns
+        if stood_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no worker is blamed for that", stood_ns / S)
+            self.reconciler.overslept(stood_ns)
+
     def _decide(self) -> None:
+        self._forgive_own_stall()
         self._decision_due = False
         if not self._sees or self._ended.done():
             return  # before the launcher's list, a living worker would look like none
-        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), time.monotonic_ns())
+        now_ns = time.monotonic_ns()
+        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), now_ns)
+        self.recovery.tick(now_ns)
+        self.rollouts.tick(now_ns)
         for action in actions:
             self._performers[type(action)](action)
         if self._wakeup is not None:
@@ -272,7 +320,7 @@ class Supervisor:
 
     def _tell(self) -> None:
         lives, boards = self.reconciler.lives, self.sightings.boards
-        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN)) for board in self._placements}
+        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN)) for board in self.boards}
         if told != self._told:
             self._told = told
             self._launcher.tell(told)
@@ -282,7 +330,7 @@ class Supervisor:
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:
         if action.automatic:
-            self._task(self._spending.save("restart", action.board))
+            self.begin(self._spending.save("restart", action.board))
         self._launcher.start(action.board)
 
     def _abort(self, action: Abort) -> None:
@@ -305,7 +353,7 @@ class Supervisor:
 
     async def _load(self, action: Load) -> None:
         generation, placement = await self._mint(), action.placement
-        self._send(
+        self.send(
             action.board, wire.LoadModel(action.seq, generation, placement.alias, placement.package, placement.digest)
         )
 
@@ -313,16 +361,17 @@ class Supervisor:
         if action.spend:
             await self._spending.save("reset", action.board)
         await self._spending.settle("reset", action.board)  # the one of an earlier try may not be saved yet
-        self._send(action.board, wire.GrantReset(action.seq, await self._mint()))
+        self.send(action.board, wire.GrantReset(action.seq, await self._mint()))
 
     async def _mint(self) -> int:
         return await self.store.mint_generation(self.sightings.generation + 1)
 
     def _settle_spends(self) -> None:
         if self._spending.owes:
-            self._task(self._spending.settle_all())
+            self.begin(self._spending.settle_all())
 
-    def _send(self, board: str, message: wire.Message) -> None:
+    def send(self, board: str, message: wire.Message) -> None:
+        """To a board's worker, if it is connected."""
         identity = self.sightings.identities.get(board)
         if identity is None or not self._link.send([identity, *wire.encode(message)]):
             log.warning("board %s: %s could not be sent", board, type(message).__name__)
@@ -331,7 +380,7 @@ class Supervisor:
         """The latest wins; versions that nobody needs are skipped."""
         idle, self._publishing = self._publishing is None, action
         if idle:
-            self._task(self._publish_all())
+            self.begin(self._publish_all())
 
     async def _publish_all(self) -> None:
         while (action := self._publishing) is not None:
@@ -342,6 +391,7 @@ class Supervisor:
                 log.error("the fleet view cannot be saved, and is tried again: %s", error)
                 await asyncio.sleep(STORE_RETRY_S)
                 continue
+            self.rollouts.published(self.view)
             frames = wire.encode(self.view)
             for identity in self.sightings.routers:
                 self._link.send([identity, *frames])
@@ -356,11 +406,15 @@ class Supervisor:
         self._journal.flush()
         self._telemetry.note(note)
         if note.event == history.FLEET_WORKER_EXITED and not note.data["commanded"]:
-            self._task(self._crashes.keep(note, self._crashes.gather(note)))
+            self.begin(self._crashes.keep(note, self._crashes.gather(note)))
+        if note.event == history.FLEET_FAULT_SEEN:
+            self.recovery.fault(note)
+            self.decide_soon()
         words = " ".join(f"{key}={value}" for key, value in note.data.items() if value is not None)
         log.info("board %s: %s epoch=%s %s", note.board, note.event, note.epoch, words)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it beside everything else; what goes wrong in it is logged."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -371,30 +425,11 @@ class Supervisor:
             log.error("an action failed and will be decided again: %s", error, exc_info=error)
 
 
-def placements(fleet: Fleet, packages: dict[str, Package]) -> dict[str, Placement]:
-    """What each configured board shall serve."""
-    found = {}
-    for board in fleet.config.boards:
-        package = packages[alias := fleet.model_of(board.name).alias]
-        found[board.name] = Placement(alias, str(package.root), package.digest)
-    return found
-
-
 def reset_limit(fleet: Fleet, board: str) -> int:
     """`max_resets_per_10min` of the board's model where its scheduler file says something, else the fleet's."""
     scheduler = fleet.scheduler_of(fleet.model_of(board).alias)
     own = scheduler.recovery if scheduler else RecoveryConfig()
     return (own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min
-
-
-def _alias_view(alias: str, package: Package, previous: wire.FleetView) -> wire.AliasView:
-    manifest = package.manifest
-    since = next((view.created for view in previous.aliases if (view.alias, view.digest) == (alias, package.digest)), None)
-    level = max(("C0", *(proof.level for proof in manifest.abilities.values() if proof.evidence)))
-    return wire.AliasView(
-        alias, package.digest, manifest.context, since or int(time.time()), manifest.image_sha256, list(manifest.compiled_batches),
-        level, manifest.backend, f"{manifest.name} {manifest.version}", manifest.sampling.temperature, manifest.sampling.top_p,
-    )  # fmt: skip
 
 
 def _view_on_disk(fleet: Fleet) -> wire.FleetView | None:

@@ -2,13 +2,15 @@
 
 Fields are only ever added within a version of the schema. Absent is null, never 0. Times are seconds or the unit in the name.
 
-    {"schema": "calculet-status/v1", "config": path, "version": text,
+    {"schema": "calculet-status/v1", "config": path, "version": text, "breaker": reason or null,
+     "rollouts": [{"id", "alias", "verb", "state", "share", "text"}],
      "supervisor": {"pid", "uptime_s", "view_version", "rss_bytes"},
      "boards": [{"board", "device", "state", "process", "pid", "epoch", "generation", "alias", "digest", "wanted_digest", "up",
                  "draining", "worker_draining", "lanes_used", "lanes_total", "kv_tokens_reserved", "kv_tokens_total", "active",
-                 "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "steps", "tokens", "completed", "failed",
+                 "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "max_inflight", "pingpong_off",
+                 "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
-                 "retry_in_s", "heartbeat_age_s", "chips": [{...}], "rss_bytes"}],
+                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes"}]}
 
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
@@ -36,12 +38,14 @@ _FREE = KvSequenceState.FREE.name
 _WAITS = (ProcessState.BACKOFF, ProcessState.QUARANTINED)
 _COPIED = (
     "epoch", "generation", "alias", "digest", "kv_tokens_reserved", "kv_tokens_total", "active", "waiting", "waiting_tokens",
-    "queues", "inflight", "steps", "tokens", "completed", "failed", "cancelled", "fault", "load_step", "resets", "rss_bytes",
+    "queues", "inflight", "max_inflight", "pingpong_off", "steps", "tokens", "completed", "failed", "cancelled", "fault",
+    "load_step", "resets", "rss_bytes",
 )  # fmt: skip
 
 
 def board_status(
-    board: BoardConfig, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int
+    board: BoardConfig, alias: str, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int,
+    condemned: str | None = None,
 ) -> dict[str, Any]:
     """One board's row."""
     report, life = seen.report, reconciler.lives.get(board.name)
@@ -51,8 +55,8 @@ def board_status(
         row |= {"generation": None, "digest": None}
     total = sum(report.lanes.values()) if report else None
     row |= {
-        "alias": wish.placement.alias,
-        "wanted_digest": wish.placement.digest,
+        "alias": alias,
+        "wanted_digest": wish.placement.digest if wish.placement else None,
         "up": wish.up,
         "draining": wish.draining,
         "worker_draining": report.draining if report else None,
@@ -60,7 +64,9 @@ def board_status(
         "lanes_used": total - report.lanes.get(_FREE, 0) if report and total is not None else None,
         "faults": reconciler.attribution.by_board[board.name],
         "resets_left": resets.left(board.name, now_ns),
-        "why": why(life, seen),
+        "why": why(life, seen, condemned),
+        "condemned": condemned,
+        "probation": wish.prove,
         "process": life.state.name if life else "ABSENT",
         "failures": life.restarts.failures if life else 0,
         "restarts_left": life.restarts.left(now_ns) if life else None,
@@ -77,9 +83,11 @@ def router_status(seen: RouterSeen) -> dict[str, Any]:
     return {**report, "router": f"{seen.report.router:08x}"}
 
 
-def why(life: Life | None, seen: BoardSeen) -> str | None:
-    """What is wrong with a board, in words; None when nothing is."""
+def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str | None:
+    """What is wrong with a board, in words; None when nothing is. `condemned` is why it was set aside."""
     report = seen.report
+    if condemned is not None:
+        return f"set aside: {condemned}"
     if report is not None:
         return report.condemned or report.fault_detail or report.command_error or report.fault
     return life.why if life else None

@@ -1,18 +1,21 @@
 """The supervisor's memory: SQLite in WAL mode with synchronous=FULL, used by one thread that nothing waits for but its callers.
 
-It holds what an operator wants (and who said so), the counters of generations and view versions, and the spends of reset and
-restart budgets. A spend is kept in wall-clock time, because the monotonic clock does not survive a boot. A database that cannot be
-trusted is refused with the way to mend it: running on without it would hand out generations a second time.
+It holds what an operator wants (and who said so), what each alias stands for and has stood for, rollouts with every step they
+took, the counters of generations and view versions, the spends of reset and restart budgets, and what was set aside and why. Times
+are wall-clock, because the monotonic clock does not survive a boot. A database that cannot be trusted is refused with the way to
+mend it: running on without it would hand out generations a second time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,11 +24,18 @@ import msgspec
 from calculet_core.errors import ConfigError
 from calculet_core.shell.files import write_atomic
 from calculet_core.wire import FleetView
+from calculet_supervisor.attribution import Failure
+from calculet_supervisor.rollout import AliasVersion, Rollout
 
-SCHEMA = 1
+SCHEMA = 2
 SPENDS_KEPT_S = 3600
+FAILURES_KEPT_S = 86_400
 AUDIT_KEPT = 10_000
+ROLLOUTS_KEPT = 200
+VERSIONS_KEPT = 50
+"""Of each alias."""
 BUSY_TIMEOUT_S = 5.0
+log = logging.getLogger("calculet.store")
 T = TypeVar("T")
 
 _TABLES = """
@@ -38,6 +48,25 @@ CREATE TABLE audit (
     id INTEGER PRIMARY KEY AUTOINCREMENT, wall_s REAL NOT NULL, verb TEXT NOT NULL, board TEXT, uid INTEGER, pid INTEGER
 ) STRICT;
 """
+_LATER = {
+    2: """
+ALTER TABLE board ADD COLUMN condemned TEXT;
+ALTER TABLE board ADD COLUMN probation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE board ADD COLUMN reset_generation INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE audit ADD COLUMN detail TEXT;
+CREATE TABLE rollout (id INTEGER PRIMARY KEY, alias TEXT NOT NULL, open INTEGER NOT NULL, body BLOB NOT NULL) STRICT;
+CREATE UNIQUE INDEX one_open_rollout ON rollout (alias) WHERE open;
+CREATE TABLE alias_version (
+    version INTEGER PRIMARY KEY AUTOINCREMENT, alias TEXT NOT NULL, body BLOB NOT NULL
+) STRICT;
+CREATE INDEX alias_version_alias ON alias_version (alias, version);
+CREATE TABLE quarantine (digest TEXT PRIMARY KEY, reason TEXT NOT NULL, wall_s REAL NOT NULL) STRICT;
+CREATE TABLE failure (wall_s REAL NOT NULL, body BLOB NOT NULL) STRICT;
+CREATE TABLE flag (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+""",
+}
+"""What each later schema adds to the one before."""
+_BOARD = "name, up, draining, min_epoch, condemned, probation, reset_generation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +76,23 @@ class Wanted:
     up: bool = True
     draining: bool = False
     min_epoch: int = 0
+    condemned: str | None = None
+    """Why the board was set aside; None: it was not."""
+    probation: bool = False
+    """It came back from being condemned and has not proved itself yet."""
+    reset_generation: int = 0
+    """An operator ordered a reset of this generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """Who did what; `board` and `detail` are what it was about. Without `uid` and `pid` the supervisor itself acted."""
+
+    verb: str
+    board: str | None = None
+    uid: int | None = None
+    pid: int | None = None
+    detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +102,14 @@ class Memory:
     boards: dict[str, Wanted]
     view: FleetView
     spends: dict[tuple[str, str], list[int]]
+    versions: dict[str, list[AliasVersion]] = field(default_factory=dict)
+    """By alias, oldest first."""
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    """Those that are under way, by alias."""
+    quarantined: dict[str, str] = field(default_factory=dict)
+    """Artifact digest -> why it was set aside."""
+    failures: list[Failure] = field(default_factory=list)
+    flags: dict[str, str] = field(default_factory=dict)
 
 
 class Store:
@@ -80,9 +134,52 @@ class Store:
         """A budget's spends are forgotten."""
         await self._do(lambda: self._db.execute("DELETE FROM spend WHERE kind = ? AND board = ?", (kind, board)))
 
-    async def want(self, board: str, wanted: Wanted, verb: str, uid: int | None, pid: int | None) -> None:
-        """An operator's act: what is wanted from now on, with who said so, in one commit."""
-        await self._do(lambda: self._want(board, wanted, verb, uid, pid))
+    async def want(self, board: str, wanted: Wanted, act: Act) -> None:
+        """What is wanted of a board from now on, with who said so, in one commit."""
+        await self._do(lambda: self._want(board, wanted, act))
+
+    async def record(self, act: Act) -> None:
+        """An act that changes nothing which is kept here, for the audit log."""
+        await self._do(lambda: self._audit_act(act))
+
+    async def open_rollout(self, rollout: Rollout, act: Act) -> Rollout:
+        """A new rollout, with its id.
+
+        Raises:
+            sqlite3.IntegrityError: one of the same alias is under way.
+        """
+        return await self._do(lambda: self._open_rollout(rollout, act))
+
+    async def save_rollout(
+        self, rollout: Rollout, version: AliasVersion | None = None, act: Act | None = None
+    ) -> AliasVersion | None:
+        """A rollout's next step, what its alias stands for from now on, and who said so, in one commit; the version as numbered."""
+        return await self._do(lambda: self._save_rollout(rollout, version, act))
+
+    async def save_version(self, version: AliasVersion, act: Act) -> AliasVersion:
+        """What an alias stands for from now on, without a rollout; as numbered."""
+
+        def work() -> AliasVersion:
+            self._audit_act(act)
+            return self._add_version(version)
+
+        return await self._do(work)
+
+    async def rollouts(self, last: int = 20) -> list[Rollout]:
+        """The newest rollouts, newest first."""
+        return await self._do(lambda: self._rollouts(last))
+
+    async def quarantine(self, digest: str, reason: str | None, act: Act) -> None:
+        """Set an artifact aside; without a reason: take it back."""
+        await self._do(lambda: self._quarantine(digest, reason, act))
+
+    async def failed(self, failure: Failure) -> None:
+        """An artifact failed on a board."""
+        await self._do(lambda: self._failed(failure))
+
+    async def flag(self, name: str, value: str | None, act: Act) -> None:
+        """Set a named value; None removes it."""
+        await self._do(lambda: self._flag(name, value, act))
 
     async def publish(self, view: FleetView, at_least: int, file: Path) -> FleetView:
         """Give the view its version, commit it, then write its file."""
@@ -110,8 +207,10 @@ class Store:
     # ---------------------------------------------------------------- on the store's thread
     def _recall(self) -> Memory:
         boards = {
-            name: Wanted(bool(up), bool(draining), min_epoch)
-            for name, up, draining, min_epoch in self._db.execute("SELECT name, up, draining, min_epoch FROM board")
+            name: Wanted(bool(up), bool(draining), min_epoch, condemned, bool(probation), reset_generation)
+            for name, up, draining, min_epoch, condemned, probation, reset_generation in self._db.execute(
+                f"SELECT {_BOARD} FROM board"
+            )
         }
         body = self._db.execute("SELECT body FROM view").fetchone()
         view = msgspec.json.decode(body[0], type=FleetView) if body else FleetView(0)
@@ -119,7 +218,19 @@ class Store:
         spends: dict[tuple[str, str], list[int]] = {}
         for kind, board, wall_ns in self._db.execute("SELECT kind, board, wall_ns FROM spend ORDER BY wall_ns"):
             spends.setdefault((kind, board), []).append(min(wall_ns - since_boot_ns, time.monotonic_ns()))
-        return Memory(boards, view, spends)
+        versions: dict[str, list[AliasVersion]] = {}
+        for number, body in self._db.execute("SELECT version, body FROM alias_version ORDER BY version"):
+            found = msgspec.structs.replace(msgspec.json.decode(body, type=AliasVersion), version=number)
+            versions.setdefault(found.alias, []).append(found)
+        rows = self._db.execute("SELECT body FROM rollout WHERE open ORDER BY id").fetchall()
+        rollouts = [msgspec.json.decode(body, type=Rollout) for (body,) in rows]
+        recent = self._db.execute("SELECT body FROM failure WHERE wall_s > ? ORDER BY wall_s", (time.time() - FAILURES_KEPT_S,))
+        return Memory(
+            boards, view, spends, versions, {rollout.alias: rollout for rollout in rollouts},
+            dict(self._db.execute("SELECT digest, reason FROM quarantine").fetchall()),
+            [msgspec.json.decode(body, type=Failure) for (body,) in recent],
+            dict(self._db.execute("SELECT name, value FROM flag").fetchall()),
+        )  # fmt: skip
 
     def _next(self, counter: str, at_least: int) -> int:
         row = self._db.execute("SELECT value FROM counter WHERE name = ?", (counter,)).fetchone()
@@ -132,12 +243,62 @@ class Store:
         self._db.execute("DELETE FROM spend WHERE wall_ns < ?", (now_ns - SPENDS_KEPT_S * 10**9,))
         self._db.execute("INSERT INTO spend VALUES (?, ?, ?)", (kind, board, now_ns))
 
-    def _want(self, board: str, wanted: Wanted, verb: str, uid: int | None, pid: int | None) -> None:
-        row = (board, int(wanted.up), int(wanted.draining), wanted.min_epoch)
-        self._db.execute("INSERT OR REPLACE INTO board VALUES (?, ?, ?, ?)", row)
-        insert = "INSERT INTO audit (wall_s, verb, board, uid, pid) VALUES (?, ?, ?, ?, ?)"
-        added = self._db.execute(insert, (time.time(), verb, board, uid, pid))
+    def _want(self, board: str, wanted: Wanted, act: Act) -> None:
+        row = (
+            board, int(wanted.up), int(wanted.draining), wanted.min_epoch, wanted.condemned, int(wanted.probation),
+            wanted.reset_generation,
+        )  # fmt: skip
+        self._db.execute(f"INSERT OR REPLACE INTO board ({_BOARD}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._audit_act(act)
+
+    def _audit_act(self, act: Act) -> None:
+        insert = "INSERT INTO audit (wall_s, verb, board, uid, pid, detail) VALUES (?, ?, ?, ?, ?, ?)"
+        added = self._db.execute(insert, (time.time(), act.verb, act.board, act.uid, act.pid, act.detail))
         self._db.execute("DELETE FROM audit WHERE id <= ?", ((added.lastrowid or 0) - AUDIT_KEPT,))
+
+    def _open_rollout(self, rollout: Rollout, act: Act) -> Rollout:
+        rollout = msgspec.structs.replace(rollout, id=self._next("rollout", 1))
+        row = (rollout.id, rollout.alias, msgspec.json.encode(rollout))
+        self._db.execute("INSERT INTO rollout (id, alias, open, body) VALUES (?, ?, 1, ?)", row)
+        self._db.execute("DELETE FROM rollout WHERE NOT open AND id <= ?", (rollout.id - ROLLOUTS_KEPT,))
+        self._audit_act(act)
+        return rollout
+
+    def _save_rollout(self, rollout: Rollout, version: AliasVersion | None, act: Act | None) -> AliasVersion | None:
+        row = (int(not rollout.over), msgspec.json.encode(rollout), rollout.id)
+        self._db.execute("UPDATE rollout SET open = ?, body = ? WHERE id = ?", row)
+        if act is not None:
+            self._audit_act(act)
+        return self._add_version(version) if version is not None else None
+
+    def _add_version(self, version: AliasVersion) -> AliasVersion:
+        row = (version.alias, msgspec.json.encode(version))
+        added = self._db.execute("INSERT INTO alias_version (alias, body) VALUES (?, ?)", row)
+        old = "SELECT version FROM alias_version WHERE alias = ? ORDER BY version DESC LIMIT -1 OFFSET ?"
+        self._db.execute(f"DELETE FROM alias_version WHERE version IN ({old})", (version.alias, VERSIONS_KEPT))
+        return msgspec.structs.replace(version, version=added.lastrowid or 0)
+
+    def _rollouts(self, last: int) -> list[Rollout]:
+        rows = self._db.execute("SELECT body FROM rollout ORDER BY id DESC LIMIT ?", (last,)).fetchall()
+        return [msgspec.json.decode(body, type=Rollout) for (body,) in rows]
+
+    def _quarantine(self, digest: str, reason: str | None, act: Act) -> None:
+        if reason is None:
+            self._db.execute("DELETE FROM quarantine WHERE digest = ?", (digest,))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?)", (digest, reason, time.time()))
+        self._audit_act(act)
+
+    def _failed(self, failure: Failure) -> None:
+        self._db.execute("DELETE FROM failure WHERE wall_s < ?", (time.time() - FAILURES_KEPT_S,))
+        self._db.execute("INSERT INTO failure VALUES (?, ?)", (failure.wall_s, msgspec.json.encode(failure)))
+
+    def _flag(self, name: str, value: str | None, act: Act) -> None:
+        if value is None:
+            self._db.execute("DELETE FROM flag WHERE name = ?", (name,))
+        else:
+            self._db.execute("INSERT OR REPLACE INTO flag VALUES (?, ?)", (name, value))
+        self._audit_act(act)
 
     def _publish(self, view: FleetView, at_least: int) -> FleetView:
         view = msgspec.structs.replace(view, version=self._next("view", at_least))
@@ -145,8 +306,8 @@ class Store:
         return view
 
     def _audit(self, last: int) -> list[dict[str, Any]]:
-        names = ("wall_s", "verb", "board", "uid", "pid")
-        rows = self._db.execute("SELECT wall_s, verb, board, uid, pid FROM audit ORDER BY id DESC LIMIT ?", (last,))
+        names = ("wall_s", "verb", "board", "uid", "pid", "detail")
+        rows = self._db.execute(f"SELECT {', '.join(names)} FROM audit ORDER BY id DESC LIMIT ?", (last,))
         return [dict(zip(names, row, strict=True)) for row in rows]
 
 
@@ -161,15 +322,22 @@ async def open_store(path: Path) -> Store:
         connection = await asyncio.get_running_loop().run_in_executor(thread, _open, path)
     except sqlite3.Error as error:
         thread.shutdown()
-        what = " ".join(str(error).split())
+        what, copy = " ".join(str(error).split()), backup_of(path)
+        mend = f"`rm -f {path}-wal {path}-shm; cp {copy} {path}`" if copy.exists() else "from a backup"
         raise ConfigError(
-            f"{path}: not a usable database: {what}. Restore it from a backup; or move it away: operators' drains, stops and "
-            "the audit log are then forgotten, while generations and versions go on above what the fleet view shows"
+            f"{path}: not a usable database: {what}. Restore it {mend}; or move it away: operators' drains, stops, rollouts and "
+            "the audit log are then forgotten, while generations and versions go on above what the fleet view shows. What serves "
+            "goes on serving meanwhile"
         ) from None
     except ConfigError:
         thread.shutdown()
         raise
     return Store(connection, thread)
+
+
+def backup_of(path: Path) -> Path:
+    """Where the last good copy is kept; written when a supervisor starts."""
+    return path.with_name(f"{path.name}.backup")
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -184,9 +352,28 @@ def _open(path: Path) -> sqlite3.Connection:
         if check != "ok":
             raise sqlite3.DatabaseError(check)
         if found == 0:
-            db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+            db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = 1; COMMIT;")
+        for version in range(max(1, found) + 1, SCHEMA + 1):
+            db.executescript(f"BEGIN; {_LATER[version]} PRAGMA user_version = {version}; COMMIT;")
         path.chmod(0o600)
+        if found:
+            _back_up(db, backup_of(path))
     except BaseException:
         db.close()
         raise
     return db
+
+
+def _back_up(db: sqlite3.Connection, path: Path) -> None:
+    """A copy beside the database, complete or not there at all. Without room for it the supervisor still starts."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        with closing(sqlite3.connect(temporary)) as copy:
+            db.backup(copy)
+        temporary.chmod(0o600)
+        temporary.rename(path)
+    except (sqlite3.Error, OSError) as error:
+        log.warning("%s could not be written: %s", path, error)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

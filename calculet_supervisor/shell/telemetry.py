@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import fields
 
 from calculet_core import history
 from calculet_core.config import FleetConfig
 from calculet_core.shell.telemetry import Collectors
+from calculet_core.states.rollout import ROLLOUT, RolloutState
 from calculet_core.states.worker_process import ProcessState
 from calculet_supervisor.reconcile import Reconciler
+from calculet_supervisor.rollout import Rollout
 from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.world import Note
+
+_OVER = frozenset(state.name for state in ROLLOUT.terminal)
 
 
 class Telemetry:
@@ -34,13 +39,17 @@ class Telemetry:
         """Count what was decided."""
         if note.event == history.FLEET_WORKER_STARTED and note.data["automatic"]:
             self._collectors("calculet_supervisor_restarts", board=note.board).inc()
+        elif note.event == history.FLEET_ROLLOUT and note.data["state"] in _OVER:
+            self._collectors("calculet_supervisor_rollouts_ended", state=note.data["state"].lower()).inc()
         elif note.event == history.FLEET_RESET_GRANTED:
             self._collectors("calculet_supervisor_resets", board=note.board).inc()
         elif note.event == history.FLEET_RESET_DENIED:
             self._collectors("calculet_supervisor_resets_denied", board=note.board).inc()
 
-    def exposition(self, view_version: int) -> bytes:
-        """The scrape's text."""
+    def exposition(
+        self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool
+    ) -> bytes:
+        """The scrape's text. `condemned` has every board."""
         collectors, lives = self._collectors, self._reconciler.lives
         states = Counter(life.state for life in lives.values())
         for state in ProcessState:
@@ -51,6 +60,13 @@ class Telemetry:
             collectors("calculet_supervisor_board_ready", board=board).set(int(ready))
         collectors("calculet_supervisor_crash_bundles", result="written").set(self._crashes.written)
         collectors("calculet_supervisor_crash_bundles", result="failed").set(self._crashes.failed)
+        swaps = Counter(rollout.state for rollout in rollouts)
+        for name in (state.name for state in RolloutState if state not in ROLLOUT.terminal):
+            collectors("calculet_supervisor_rollouts", state=name.lower()).set(swaps[name])
+        for board, aside in condemned.items():
+            collectors("calculet_supervisor_board_condemned", board=board).set(int(aside))
+        collectors("calculet_supervisor_artifacts_quarantined").set(quarantined)
+        collectors("calculet_supervisor_breaker_open").set(int(breaker))
         collectors("calculet_supervisor_view_version").set(view_version)
         collectors("calculet_supervisor_routers").set(len(self._sightings.routers))
         return collectors.exposition()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -10,16 +11,18 @@ from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from calculet_core import history
+from calculet_core import history, wire
 from calculet_core.shell.process import rss_bytes
 from calculet_supervisor.shell.control import Caller, Refused, Verb
 from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
-from calculet_supervisor.shell.store import Wanted
+from calculet_supervisor.shell.store import Act, Wanted
 from calculet_supervisor.world import NOTHING_SEEN, Note
 
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
+ANSWER_S, GLANCE_S = 10.0, 0.05
+"""How long a worker may take to answer a word, and how often its report is looked at."""
 
 
 class Verbs:
@@ -38,15 +41,18 @@ class Verbs:
             "stop": self.stop,
             "start": self.start,
             "restart": self.restart,
+            "pingpong": self.pingpong,
         }
 
     async def status(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Everything that is known (`calculet_supervisor.shell.status`)."""
         supervisor, now_ns = self._supervisor, time.monotonic_ns()
+        seen = supervisor.sightings.boards
         boards = [
             board_status(
-                board, supervisor.wish(board.name), supervisor.sightings.boards.get(board.name, NOTHING_SEEN),
-                supervisor.reconciler, supervisor.resets, now_ns,
+                board, supervisor.fleet.model_of(board.name).alias, supervisor.wish(board.name),
+                seen.get(board.name, NOTHING_SEEN), supervisor.reconciler, supervisor.resets, now_ns,
+                supervisor.wanted.get(board.name, Wanted()).condemned,
             )
             for board in supervisor.fleet.config.boards
         ]  # fmt: skip
@@ -58,6 +64,11 @@ class Verbs:
         }
         return {
             "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,
+            "breaker": supervisor.recovery.breaker.reason,
+            "rollouts": [
+                {**{name: getattr(one, name) for name in ("id", "alias", "verb", "state", "share")}, "text": one.log[-1].text}
+                for one in supervisor.rollouts.live.values()
+            ],
             "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],
         }  # fmt: skip
 
@@ -67,48 +78,83 @@ class Verbs:
 
     async def drain(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Finish what runs, take nothing new; until `resume`."""
-        board, wanted = self._board(arguments)
-        return await self._want("drain", board, replace(wanted, draining=True), caller)
+        board, wanted = self.board(arguments)
+        return await self.want("drain", board, replace(wanted, draining=True), caller)
 
     async def resume(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Take requests again."""
-        board, wanted = self._board(arguments)
-        return await self._want("resume", board, replace(wanted, draining=False), caller)
+        board, wanted = self.board(arguments)
+        return await self.want("resume", board, replace(wanted, draining=False), caller)
 
     async def stop(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """End the board's worker after its drain, and keep it down until `start`."""
-        board, wanted = self._board(arguments)
-        return await self._want("stop", board, replace(wanted, up=False), caller)
+        board, wanted = self.board(arguments)
+        return await self.want("stop", board, replace(wanted, up=False), caller)
 
     async def start(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Let the board's worker run again."""
-        board, wanted = self._board(arguments)
-        return await self._want("start", board, replace(wanted, up=True), caller)
+        board, wanted = self.board(arguments)
+        self._refuse_condemned(board, wanted)
+        return await self.want("start", board, replace(wanted, up=True), caller)
 
     async def restart(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Replace the board's worker after its drain, whatever the restart budget says."""
-        board, wanted = self._board(arguments)
+        board, wanted = self.board(arguments)
+        self._refuse_condemned(board, wanted)
         if not wanted.up:
             raise Refused(f"{board} is stopped", f"`calculet start {board}` lets it run")
         min_epoch = self._supervisor.last_epoch(board) + 1
-        answer = await self._want("restart", board, replace(wanted, min_epoch=min_epoch), caller)
+        answer = await self.want("restart", board, replace(wanted, min_epoch=min_epoch), caller)
         await self._supervisor.store.forgive("restart", board)
         return answer
 
-    def _board(self, arguments: Mapping[str, Any]) -> tuple[str, Wanted]:
+    async def pingpong(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Allow a second job in flight again, or forbid it (scheduling §14); holds for the life of the worker."""
+        supervisor, allowed = self._supervisor, bool(arguments.get("allowed"))
+        board, wanted = self.board(arguments)
+        report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+        if report is None or board not in supervisor.reconciler.lives:
+            raise Refused(f"{board} has no living worker", f"`calculet start {board}` or `calculet restart {board}`")
+        send = supervisor.reconciler.word(board, report, lambda seq: wire.SetPingPong(seq, allowed))
+        await self.want("pingpong", board, wanted, caller, "allowed" if allowed else "forbidden")
+        supervisor.send(board, send.message)
+        assert isinstance(send.message, wire.SetPingPong)
+        for _ in range(int(ANSWER_S / GLANCE_S)):
+            report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+            if report is not None and report.command_seq >= send.message.seq:
+                if report.command_error:
+                    raise Refused(f"{board}: {report.command_error}")
+                return {"board": board, "max_inflight": report.max_inflight, "pingpong_off": report.pingpong_off}
+            await asyncio.sleep(GLANCE_S)
+        raise Refused(f"{board}: the worker did not answer within {ANSWER_S:g} s", f"`calculet status` shows how {board} is")
+
+    def _refuse_condemned(self, board: str, wanted: Wanted) -> None:
+        if wanted.condemned is not None:
+            raise Refused(f"{board} was set aside: {wanted.condemned}", f"`calculet probation {board}` lets it prove itself")
+
+    def board(self, arguments: Mapping[str, Any]) -> tuple[str, Wanted]:
+        """The named board, and what is wanted of it.
+
+        Raises:
+            Refused: there is none.
+        """
         names = [board.name for board in self._supervisor.fleet.config.boards]
         board = arguments.get("board")
         if board not in names:
             raise Refused(f"there is no board {board!r}", f"boards: {', '.join(names)}")
         return board, self._supervisor.wanted.get(board, Wanted())
 
-    async def _want(self, verb: str, board: str, wanted: Wanted, caller: Caller) -> dict[str, Any]:
+    async def want(
+        self, verb: str, board: str, wanted: Wanted, caller: Caller, detail: str | None = None
+    ) -> dict[str, Any]:
+        """Commit what is wanted of a board, with who said so, and act on it."""
         supervisor = self._supervisor
         try:
-            await supervisor.store.want(board, wanted, verb, caller.uid, caller.pid)
+            await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid, detail))
         except (sqlite3.Error, OSError) as error:
             raise Refused(f"{verb} {board} could not be saved and was not done: {error}", "is the disk full?") from None
         supervisor.wanted[board] = wanted
-        supervisor.note(Note(history.FLEET_ADMIN, board, data={"verb": verb, "uid": caller.uid, "by_pid": caller.pid}))
+        data = {"verb": verb, "uid": caller.uid, "by_pid": caller.pid, "detail": detail}
+        supervisor.note(Note(history.FLEET_ADMIN, board, data=data))
         supervisor.decide_soon()
         return {"board": board, "up": wanted.up, "draining": wanted.draining}

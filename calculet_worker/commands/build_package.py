@@ -82,7 +82,7 @@ def _build(folder: Path, recipe: Recipe, options: Options) -> Package:
             for case, prompt in recipe.golden_prompts(folder).items()
         ]
         if recipe.cuts:
-            proof = prove_cuts(device, replace(draft, golden=tuple(cases)), recipe.cuts)
+            proof = prove_cuts(device, replace(draft, golden=tuple(cases)), recipe.cuts, timed=False)
             write_proof(folder, proof)
             if (ability := ability_of(proof)) is not None:
                 mapping["abilities"] = {**mapping["abilities"], ABILITY: ability}

@@ -59,7 +59,7 @@ class Candidate(msgspec.Struct, frozen=True):
     golden: bool
     """Every golden case, cut so, gave its tokens."""
     cost_ratio: float | None
-    """Device time of a prompt cut so over that of one job; null where nothing could be timed."""
+    """Device time of a prompt cut so over that of one job; null where nothing was timed."""
 
 
 class CutProof(msgspec.Struct, frozen=True):
@@ -81,8 +81,12 @@ class CutProof(msgspec.Struct, frozen=True):
     conclusion: str
 
 
-def prove_cuts(device: Device, package: Package, candidates: Iterable[int] = DEFAULT_CANDIDATES) -> CutProof:
+def prove_cuts(
+    device: Device, package: Package, candidates: Iterable[int] = DEFAULT_CANDIDATES, timed: bool = True
+) -> CutProof:
     """Try every condition on a configured device whose lanes are empty.
+
+    Without `timed` no cost is recorded, and the same device gives the same proof, byte for byte.
 
     Raises:
         ArtifactError: the device does not run a whole prompt.
@@ -109,7 +113,7 @@ def prove_cuts(device: Device, package: Package, candidates: Iterable[int] = DEF
         for cut in (size - 1, size + 1):
             tried(2 * size, [cut])
         golden = exact and all(_golden(runs, case, size) for case in package.golden)
-        found.append(Candidate(size, exact, golden, _cost_ratio(runs, size, context) if exact else None))
+        found.append(Candidate(size, exact, golden, _cost_ratio(runs, size, context) if exact and timed else None))
     proven = [candidate.granularity for candidate in found if candidate.exact and candidate.golden] if shows else []
     versions = device.versions()
     return CutProof(

@@ -8,7 +8,7 @@ a load moves no other firing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -161,21 +161,31 @@ class Firing:
 
 @dataclass(slots=True)
 class FaultPlan:
-    """Decides and remembers. At each visit of a site the first fault of the list that fires is the one."""
+    """Decides and remembers. At each visit of a site the first fault of the list that fires is the one. While `armed` says no,
+    nothing fires and visits are not counted, so that ordinals count from the moment of arming."""
 
     faults: Sequence[AnyFault] = ()
     seed: int = 0
     firings: list[Firing] = field(default_factory=list)
+    armed: Callable[[], bool] | None = None
+    """None: always."""
+    told: Callable[[Firing], None] | None = None
+    """Hears of every firing."""
     _visits: dict[Site, int] = field(default_factory=dict)
 
     def visit(self, hook: Hook, kind: JobKind | None = None, job_id: int | None = None) -> AnyFault | None:
         """Count a visit of the site; the fault that fires there, or None."""
+        if self.armed is not None and not self.armed():
+            return None
         site = (hook, kind)
         ordinal = self._visits.get(site, 0)
         self._visits[site] = ordinal + 1
         for fault in self.faults:
             if fault.hook is hook and fault.job in (None, kind) and self._fires(fault, site, ordinal):
-                self.firings.append(Firing(fault, site, ordinal, job_id))
+                firing = Firing(fault, site, ordinal, job_id)
+                self.firings.append(firing)
+                if self.told is not None:
+                    self.told(firing)
                 return fault
         return None
 

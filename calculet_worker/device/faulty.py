@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -36,6 +38,7 @@ from calculet_worker.device.faults import (
     BadNumbers,
     CcuException,
     FaultPlan,
+    Firing,
     Hook,
     Refusal,
     Slow,
@@ -44,12 +47,18 @@ from calculet_worker.device.faults import (
 )
 
 FAULTS_OPTION = "faults"
+ARM_OPTION = "faults_arm"
+"""A file that arms the plan while it exists and its time has not passed: `{"until_ns": CLOCK_MONOTONIC}`. An administrator writes
+it; a plan whose driver died disarms itself. Without the option the plan is armed from the start."""
+LOG_OPTION = "faults_log"
+"""A file that gets a JSON line for every firing, so that what was planned can be held against what fired."""
 NEVER_NS = 1 << 62
 
 
 def without_faults(board: BoardConfig) -> BoardConfig:
     """The configuration as the backend knows it."""
-    options = {name: value for name, value in board.options.items() if name != FAULTS_OPTION}
+    ours = (FAULTS_OPTION, ARM_OPTION, LOG_OPTION)
+    options = {name: value for name, value in board.options.items() if name not in ours}
     return msgspec.structs.replace(board, options=options)
 
 
@@ -71,7 +80,32 @@ def wrap_if_configured(device: Device, board: BoardConfig, fault_injection: bool
         message, _, path = str(error).partition(" - at `$")
         raise ConfigError(f"{where}{path.rstrip('`')}: {message}") from None
     seed = int.from_bytes(hashlib.sha256(board.name.encode()).digest()[:8], "big")
-    return FaultyDevice(device, FaultPlan(faults, seed))
+    arm, log = (board.options.get(name) for name in (ARM_OPTION, LOG_OPTION))
+    plan = FaultPlan(faults, seed)
+    if arm is not None:
+        plan.armed = lambda: is_armed(Path(arm))
+    if log is not None:
+        plan.told = lambda firing: write_firing(Path(log), board.name, firing)
+    return FaultyDevice(device, plan)
+
+
+def is_armed(path: Path) -> bool:
+    """Whether the file says so, now; one that cannot be read arms nothing."""
+    try:
+        until_ns = json.loads(path.read_bytes())["until_ns"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(until_ns, int) and time.monotonic_ns() < until_ns
+
+
+def write_firing(path: Path, board: str, firing: Firing) -> None:
+    """One line, whole."""
+    line = {
+        "t": time.monotonic_ns(), "board": board, "fault": firing.fault.__struct_config__.tag, "hook": firing.site[0],
+        "job_kind": firing.site[1], "ordinal": firing.ordinal, "job": firing.job_id,
+    }  # fmt: skip
+    with path.open("ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

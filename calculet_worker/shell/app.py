@@ -73,6 +73,7 @@ from calculet_worker.events import (
 )
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
+from calculet_worker.shell.lookups import Lookups
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
 from calculet_worker.shell.telemetry import Telemetry
@@ -83,6 +84,8 @@ SWITCH_INTERVAL_S = 0.0005
 """A thread that wants the interpreter waits no longer for a busy one."""
 HOUSEKEEPING_S = 0.2
 """Leases, credit, journal."""
+STALL_NS = 1 * S
+"""Between two rounds of it: longer, and this process did not run."""
 MIN_REPORT_GAP_S = 0.02
 FLUSH_GRACE_S = 0.05
 """For ZeroMQ's own thread to write the last messages before the sockets close."""
@@ -127,6 +130,7 @@ class Worker:
         self._wakeup_ns: int | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._reported_s, self._retry_s = 0.0, MIN_REPORT_GAP_S
+        self._kept_ns = time.monotonic_ns()
         self._stop_asked = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
@@ -148,6 +152,7 @@ class Worker:
         executor = SynchronousExecutor if self._board.synchronous else Executor
         self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
         self._data: Link = bind_router(context, self._data_path, self._from_router)
+        self._lookups = Lookups(self._epoch, self._pool, self._data.send)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -278,7 +283,9 @@ class Worker:
 
     async def _verify(self, action: VerifyPackage) -> None:
         answer: PackageVerified
-        answer, tokenizer = await asyncio.to_thread(verify, self._fleet, self._board, self._keys, action)
+        answer, tokenizer = await asyncio.to_thread(
+            verify, self._fleet, self._board, self._keys, self._device.versions(), action
+        )
         self._tokenizer = tokenizer or self._tokenizer
         self._handle(answer)
 
@@ -316,6 +323,8 @@ class Worker:
             self._bad("unknown_router", type(message).__name__)
         elif isinstance(message, wire.Submit):
             self._handle(RequestArrived(peer.router, message))
+        elif isinstance(message, wire.Lookup):
+            self._lookups.ask(identity, message, self._tokenizer, self._engine.hello().digest)
         elif isinstance(message, wire.Cancel):
             self._handle(CancelAsked(WireKey(message.request_id, message.attempt, message.epoch), message.reason))
         elif isinstance(message, wire.Lease):
@@ -326,7 +335,7 @@ class Worker:
             self._bad("unexpected", type(message).__name__)
 
     def _greet(self, peer: Peer) -> None:
-        self._send(peer, [peer.identity, *wire.encode(self._engine.hello())])
+        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello()))])
 
     def _flush(self) -> None:
         """One tick for each router that something is there for."""
@@ -383,7 +392,12 @@ class Worker:
             self._send(peer, self._routers.tick(peer, self._epoch, self._engine.load()))
 
     def _housekeeping(self) -> None:
-        for router, reason in self._routers.lapsed(time.monotonic_ns()):
+        now_ns = time.monotonic_ns()
+        if now_ns - self._kept_ns > STALL_NS:
+            log.warning("stood still for %.1f s: no router is blamed for that", (now_ns - self._kept_ns) / S)
+            self._routers.overslept(now_ns - self._kept_ns)
+        self._kept_ns = now_ns
+        for router, reason in self._routers.lapsed(now_ns):
             log.warning("router %08x is lost: %s", router, reason)
             self._handle(RouterLost(router, reason))
         self._read_counters()

@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec.structs import replace
 
-from calculet_core.artifact import Package
+from calculet_core.artifact import Package, incompatible
 from calculet_core.config import BoardConfig, SchedulerConfig, check_profiles
 from calculet_core.errors import ArtifactError, ConfigError
+from calculet_core.jobs import DeviceVersions
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import read_package, verify_package
 from calculet_worker.actions import VerifyPackage
 from calculet_worker.events import PackageVerified
+from calculet_worker.generation import default_scheduler
 from calculet_worker.shell.tokenizing import PromptTokenizer
 
 log = logging.getLogger("calculet.loading")
 
 
 def verify(
-    fleet: Fleet, board: BoardConfig, keys: Sequence[Ed25519PublicKey], action: VerifyPackage
+    fleet: Fleet, board: BoardConfig, keys: Sequence[Ed25519PublicKey], versions: DeviceVersions, action: VerifyPackage
 ) -> tuple[PackageVerified, PromptTokenizer | None]:
     """The engine's answer, and the package's tokenizer when it is good."""
     try:
@@ -30,7 +33,10 @@ def verify(
             raise ArtifactError(f"{action.path}: its digest is {package.digest[:12]}, but {action.digest[:12]} was asked for")
         if package.manifest.backend != board.device:
             raise ArtifactError(f"{action.path}: made for {package.manifest.backend!r}; board {board.name} is {board.device!r}")
-        scheduler = scheduler_for(fleet, action.alias, package)
+        wanted = package.manifest.compatibility
+        if wrong := incompatible(wanted, versions.runtime, versions.driver, versions.firmware, versions.chips):
+            raise ArtifactError(f"{action.path}: board {board.name} has {'; '.join(wrong)}")
+        scheduler = scheduler_for(fleet, board, action.alias, package)
         tokenizer = PromptTokenizer(package)
     except (ArtifactError, ConfigError, OSError) as error:
         return PackageVerified(action.generation, error=str(error)), None
@@ -40,13 +46,20 @@ def verify(
     return PackageVerified(action.generation, package, tokenizer.vocabulary, scheduler), tokenizer
 
 
-def scheduler_for(fleet: Fleet, alias: str, package: Package) -> SchedulerConfig | None:
+def scheduler_for(fleet: Fleet, board: BoardConfig, alias: str, package: Package) -> SchedulerConfig | None:
     """The alias's scheduler file, its profiles checked against the manifest; None when there is no file: the engine has defaults.
 
+    A board's own profiles go before the file's.
+
     Raises:
-        ConfigError: the file is wrong, or names a profile that the manifest does not have.
+        ConfigError: the file is wrong, or it or the board names a profile that the manifest does not have.
     """
     config = fleet.scheduler_of(alias)
+    if board.profiles is not None:
+        base = config or default_scheduler(alias, package.manifest)
+        config = replace(base, batch=replace(base.batch, profiles=board.profiles))
+        check_profiles(config, package.manifest.compiled_batches, package.digest, f"{fleet.path}: boards.{board.name}.profiles")
+        return config
     if config is not None:
         model = next(model for model in fleet.config.models if model.alias == alias)
         source = str(fleet.resolve(model.scheduler or ""))
@@ -66,4 +79,4 @@ def check_configuration(fleet: Fleet, board: BoardConfig) -> None:
         package = read_package(fleet.resolve(model.package))
     except ArtifactError:
         return
-    scheduler_for(fleet, model.alias, package)
+    scheduler_for(fleet, board, model.alias, package)

@@ -30,6 +30,10 @@ class Reporter:
             "power_mode": versions.power_mode,
         }
 
+    def introduce(self, hello: wire.WorkerHello) -> wire.WorkerHello:
+        """The whole greeting."""
+        return msgspec.structs.replace(hello, versions=self._versions, chips=len(self._device.telemetry()))
+
     def complete(self, report: wire.WorkerReport, lost_messages: int) -> wire.WorkerReport:
         """The whole report; `lost_messages` counts sends to routers that ZeroMQ refused."""
         chips = [wire.ChipReport(**asdict(chip)) for chip in self._device.telemetry()]

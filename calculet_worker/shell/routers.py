@@ -76,6 +76,11 @@ class Routers:
             peer.outbox.accepted += message.accepted
             peer.outbox.refused += message.refused
 
+    def overslept(self, by_ns: int) -> None:
+        """This process stood still for so long, and has not read what came meanwhile: nobody was silent in that time."""
+        for peer in self._by_router.values():
+            peer.seen_ns += by_ns
+
     def lapsed(self, now_ns: int) -> list[tuple[int, str]]:
         """Routers that are lost from now on, each with the reason."""
         lost = []

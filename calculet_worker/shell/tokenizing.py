@@ -61,7 +61,8 @@ class PromptTokenizer:
         self.vocabulary: Sequence[bytes] = self._codec.vocabulary
         """Token id -> its bytes, `vocab_size` entries; specials are b""."""
         self._shield = _shield_for(self._codec.specials)
-        names = {token_id: name for name, token_id in self._codec.specials.items()}
+        self.control_names = names = {token_id: name for name, token_id in self._codec.specials.items()}
+        """How control tokens are spelled, by id."""
         self._names = {
             "bos_token": names.get(info.bos_token_id if info.bos_token_id is not None else -1, ""),
             "eos_token": names.get(info.eos_token_ids[0] if info.eos_token_ids else -1, ""),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +22,7 @@ from calculet_core.shell.journal import read_journal
 
 SATURATED_S = 60.0
 KILLS = 7
+WORKER_BYTES = 70 << 20
 
 
 def spread(values: list[float], unit: str, digits: int = 1) -> str:
@@ -60,6 +65,22 @@ def after(fleet: Fleet, name: str, since_ns: int, **data: object) -> int | None:
     return min(times, default=since_ns) - since_ns or None
 
 
+def floor_ms() -> list[float]:
+    """How long the kernel takes from SIGKILL to a plain process of a worker's size being gone: nobody can see its death sooner."""
+    found = []
+    for _ in range(KILLS):
+        code = f"import time; data = bytearray({WORKER_BYTES}); data[::4096] = b'x' * len(data[::4096]); print(flush=True); time.sleep(60)"
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            fd, at = os.pidfd_open(process.pid), time.monotonic_ns()
+            process.kill()
+            select.select([fd], [], [])
+            found.append((time.monotonic_ns() - at) / 1e6)
+            os.close(fd)
+    return found
+
+
 def kills(fleet: Fleet) -> None:
     seen, back = [], []
     for _ in range(KILLS):
@@ -68,6 +89,7 @@ def kills(fleet: Fleet) -> None:
         back.append(until(partial(after, fleet, history.BOARD_GENERATION, at, state="READY"), "Ready again"))
         seen.append(until(partial(after, fleet, history.FLEET_WORKER_EXITED, at), "exit journalled"))
         fleet.wait_ready(2)
+    print(f"kill -9 of a plain process of that size to its end (the floor): {spread(floor_ms(), 'ms')}")
     print(f"kill -9 of a worker to seen by the supervisor: {spread([ns / 1e6 for ns in seen], 'ms')}")
     print(f"kill -9 of a worker to Ready again: {spread([ns / 1e9 for ns in back], 's', 2)}")
 

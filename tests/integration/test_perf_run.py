@@ -15,6 +15,7 @@ from builders_fleet import BIN, Fleet, Packages, free_port, until
 from builders_mock_server import a_mock_server
 from builders_perf_records import MANIFEST
 
+from calculet_perf.joins import StepJoin
 from calculet_perf.records import RequestRecord
 from calculet_perf.runinfo import RunInfo
 from calculet_perf.shell.run_dir import RunReader
@@ -263,6 +264,23 @@ def test_a_manifest_is_filled_from_a_foreign_server(tmp_path: Path) -> None:
     assert filled["environment"]["rtt_ms"] > 0
 
 
+def test_capacity_is_searched_and_a_bound_says_that_it_is_one(tmp_path: Path) -> None:
+    spec = {"prompt": 4, "output": 2, "start_qps": 10, "factor": 2, "max_qps": 20, "screen_s": 1, "window_s": 1, "queue_growth": 50}
+    with a_mock_server(tmp_path) as server:
+        manifest = files(tmp_path, server.url, matrix={"capacity": spec})
+        done = perf("capacity", manifest, "--out", tmp_path / "found")
+        assert done.returncode == PASS, done.stderr
+        assert "stable up to 20.000 requests/s (shortened: windows of 1 s, not 1800 s); no rate up to max_qps" in done.stdout
+        found = json.loads((tmp_path / "found" / "capacity.json").read_text())
+        assert [window["trial"]["kind"] for window in found["windows"]] == ["screen", "screen", "window", "window"]
+        assert {cut["what"] for cut in found["shortened"]} == {"idle sampling", "warm-up of each shape", "capacity window"}
+        # An SLA that nothing can meet.
+        manifest = files(tmp_path, server.url, matrix={"capacity": {**spec, "ttft_p99_ms": 0.01, "min_qps": 6}})
+        done = perf("capacity", manifest, "--out", tmp_path / "none")
+    assert done.returncode == 4
+    assert "no rate was stable" in done.stderr
+
+
 # ---------------------------------------------------------------- the real thing
 def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: Packages) -> None:
     cells = [
@@ -270,19 +288,29 @@ def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: 
         {"kind": "lanes", "profiles": [4, 5], "active": [2], "prompt": 4, "output": 12, "requests": 8},
     ]  # fmt: skip
     package = packages.get("sim-batch", "--step-ms", "1", "--context", "512")
-    with Fleet(tmp_path / "fleet", package, packages.key.with_suffix(".pub")) as fleet:
+    with Fleet(tmp_path / "fleet", package, packages.key.with_suffix(".pub"), trace={"steps": True}) as fleet:
         url = f"http://127.0.0.1:{fleet.port}"
         done = perf("manifest", "init", url, "--foreign-null", "--out", tmp_path / "filled.yaml")
         assert done.returncode == PASS, done.stderr
         filled = yaml.safe_load((tmp_path / "filled.yaml").read_text())
         assert len(filled["model"]["calbin_sha256"]) == 64
-        manifest = files(tmp_path, url, cells, model=filled["model"], matrix={"device_sample_s": 0.2})
-        done = perf("run", manifest, "--out", tmp_path / "run", "--no-selftest")
+        told = {name: filled[name] for name in ("model", "software", "hardware")}
+        manifest = files(tmp_path, url, cells, **told, matrix={"device_sample_s": 0.2})
+        traces = tmp_path / "fleet" / "log" / "trace"
+        done = perf("run", manifest, "--out", tmp_path / "run", "--no-selftest", "--trace", traces)
         assert done.returncode == PASS, done.stderr
+        gone = perf("run", manifest, "--out", tmp_path / "other", "--dry-run", "--trace", tmp_path / "gone")
+        assert gone.returncode == INVALID and "gone: no such folder" in gone.stderr
     info, found = info_of(tmp_path / "run"), records(tmp_path / "run")
     assert (info.status, info.foreign, info.context_tokens, info.injector_armed) == ("complete", False, 512, False)
     assert [one.case for one in info.not_applicable] == ["lanes/B5/a2/p4/o12/greedy/stream"]
     assert all(record.ok for record in found)
+    join = StepJoin()
+    for step in RunReader(tmp_path / "run").steps():
+        join.add(step)
+    joined = [join.apply(record) for record in found if not record.case.expect_refusal]
+    assert all(record.quality.server_trace_joined for record in joined), "every measured request has all its steps"
+    assert all(record.server_ms.sampling is not None and (record.runtime_ms.infer_prefill or 0) > 0 for record in joined)
     refused = [record for record in found if record.case.expect_refusal]
     assert [(record.result.http_status, record.result.error_code) for record in refused] == [(400, "context_length_exceeded")] * 3
     samples = list(RunReader(tmp_path / "run").device())

@@ -14,7 +14,7 @@ from calculet_core.requests import Prompt, SamplingParams, StopRules
 from calculet_router import openai
 from calculet_router.openai import parse_chat, parse_text
 
-NAMES = sorted({*openai._ChatBody.__struct_fields__, *openai._TextBody.__struct_fields__, "surprise"})
+NAMES = sorted({*openai.ChatRequest.__struct_fields__, *openai.CompletionRequest.__struct_fields__, "surprise"})
 JSON: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 COMMAND_SLACK_NS = 30 * S
+RECONNECT_SLACK_NS = 3 * S
 DEADLINE_SLACK_NS = 3 * S
 """The router's grace and its sweeps, and a router that was paused is late by its pause."""
 
@@ -28,7 +29,8 @@ class FairShares:
     """Self-clocked fair queueing bounds how far two tenants that both wait can drift apart: by one request of each (Golestani 1994).
 
     Service is what `FairQueue` charges: prompt and asked output, by weight. Measured over spans in which both have a waiting request at
-    every look, from each admission of a board's generation to the next.
+    every look, from each admission of a board's generation to the next. A request that leaves the queue unserved (cancelled, expired) was
+    charged for all the same when it came; by so much its tenant may fall behind.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:
@@ -36,8 +38,13 @@ class FairShares:
         self._served: dict[str, float] = defaultdict(float)
         self._largest: dict[str, float] = defaultdict(float)
         self._waiting: frozenset[str] = frozenset()
-        self._since: dict[tuple[str, str], tuple[float, float]] = {}
+        self._since: dict[tuple[str, str], tuple[float, float, float]] = {}
+        self._unserved: dict[str, float] = defaultdict(float)
         self.looks = 0
+
+    def left(self, tenant: str, cost: float) -> None:
+        """A waiting request is gone without a lane."""
+        self._unserved[tenant] += cost / self._weights[tenant]
 
     def admitted(self, tenant: str, cost: float, waiting: frozenset[str]) -> str | None:
         """A lane went to `tenant` while `waiting` had requests in the queue, before and after. What was unfair, in words."""
@@ -51,9 +58,10 @@ class FairShares:
             for other in sorted(both):
                 if one >= other:
                     continue
-                start = self._since.setdefault((one, other), (self._served[one], self._served[other]))
+                unserved = self._unserved[one] + self._unserved[other]
+                start = self._since.setdefault((one, other), (self._served[one], self._served[other], unserved))
                 apart = abs((self._served[one] - start[0]) - (self._served[other] - start[1]))
-                bound = 2 * (self._largest[one] + self._largest[other])
+                bound = 2 * (self._largest[one] + self._largest[other]) + unserved - start[2]
                 self.looks += 1
                 if apart > bound:
                     unfair = f"{one} and {other} both waited and are {apart:.0f} apart, at most {bound:.0f} is fair"
@@ -80,6 +88,7 @@ class FleetChecker:
         self._capped = {tenant.name for tenant in settings.tenants if tenant.max_active is not None}
         self._shares: dict[tuple[str, int, int], FairShares] = {}
         self.fair_looks = 0
+        self._troubled_ns: dict[str, int] = {}
         self._pauses_ns: list[tuple[int, int]] = []
         self._acts: dict[str, tuple[bool, bool]] = {}
         """Board -> (up, draining) as operators were told."""
@@ -89,9 +98,11 @@ class FleetChecker:
             history.REQUEST_ACCEPTED: self._request_accepted,
             history.REQUEST_DONE: self._request_done,
             history.ATTEMPT_ADMITTED: self._attempt_admitted,
+            history.ATTEMPT_DONE: self._attempt_done,
             history.BOARD_GENERATION: self._generation_state,
             history.FLEET_WORKER_EXITED + ".truth": self._exited,
             history.BOARD_RESET: self._reset,
+            history.FLEET_WORKER_KILLED: self._killed,
             history.BOARD_IDLE: self._idle,
         }
 
@@ -160,6 +171,15 @@ class FleetChecker:
             self.broken("fairness", f"{worker.board}: {unfair}")
         self.fair_looks += shares.looks - before
 
+    def _attempt_done(self, event: Event, worker: WorkerHost) -> None:
+        request = event.request or 0
+        client = self._world.clients.of.get(request)
+        if client is None or event.data["outcome"] == "refused" or (request, event.attempt or 0) in self._generations:
+            return
+        shares = self._shares.get((worker.board, worker.epoch, event.generation or 0))
+        if shares is not None and client.tenant not in self._capped:
+            shares.left(client.tenant, len(client.prompt) + client.max_tokens)
+
     # ---------------------------------------------------------------- budgets
     def _generation_state(self, event: Event, source: Any) -> None:
         board = event.board or ""
@@ -170,6 +190,7 @@ class FleetChecker:
 
     def _exited(self, event: Event, source: Any) -> None:
         self._forgive(event.board or "", event.t)
+        self._troubled_ns[event.board or ""] = event.t
 
     def _forgive(self, board: str, now_ns: int) -> None:
         """A stable period makes the restart budget whole again."""
@@ -209,6 +230,31 @@ class FleetChecker:
         spends[:] = [at for at in spends if at > now_ns - window_ns] + [now_ns]
         if len(spends) > limit:
             self.broken("within_budget", f"{len(spends)} {what} within {window_ns / S:g} s, {limit} allowed")
+
+    # ---------------------------------------------------------------- who is replaced
+    def troubled(self, name: str, until_ns: int) -> None:
+        """A process (a worker by its board), or a data link, has a fault until then; a worker's control link counts as the worker."""
+        self._troubled_ns[name] = max(until_ns, self._troubled_ns.get(name, 0))
+
+    def router_lost(self, worker: WorkerHost, incarnation: int) -> None:
+        """A worker takes a router for gone: it is, or something has kept them apart."""
+        router = next((one for one in self._world.keeper.routers.values() if one.incarnation == incarnation), None)
+        if router is None:
+            return
+        now, lease_ns = self._world.timeline.now, 3 * self._world.settings.router.lease_interval_ms * MS
+        well_ns = now - max(self._troubled_ns.get(router.name, 0), self._troubled_ns.get(f"data {worker.board}", 0))
+        if well_ns > lease_ns + RECONNECT_SLACK_NS:
+            self.broken("only_the_gone_are_lost", f"{worker.board} has cancelled the requests of {router.name}, which is well")
+
+    def _killed(self, event: Event, source: Any) -> None:
+        """A worker that reports on a good link is never taken for silent, whatever happened to the one who listens."""
+        board, limit_ms = event.board or "", self._world.settings.supervision.heartbeat_timeout_ms
+        worker = self._world.keeper.workers.get(board)
+        if worker is None or worker.epoch != event.epoch or not event.data["reason"].startswith("no heartbeat"):
+            return  # it has died meanwhile, or it hangs
+        well_ns = event.t - self._troubled_ns.get(board, 0)
+        if well_ns > limit_ms * MS + RECONNECT_SLACK_NS:
+            self.broken("only_the_sick_are_killed", f"{board}: {event.data['reason']}, and it has been well for {well_ns / S:.1f} s")
 
     # ---------------------------------------------------------------- the device
     def _idle(self, event: Event, worker: WorkerHost) -> None:
@@ -264,8 +310,9 @@ class FleetChecker:
         for router in world.keeper.routers.values():
             if router.listening and router.dispatcher.inflight:
                 self.broken("baseline", f"{router.name}: {router.dispatcher.inflight} requests in flight")
-            if router.listening and any(router.dispatcher._tenants._active.values()):
-                self.broken("baseline", f"{router.name}: tenants' actives are {router.dispatcher._tenants._active}")
+            actives = router.tenants._active if router.listening else {}
+            if any(actives.values()):
+                self.broken("baseline", f"{router.name}: tenants' actives are {actives}")
         self._check_acts()
 
     def _check_acts(self) -> None:

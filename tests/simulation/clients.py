@@ -272,7 +272,10 @@ class Clients:
     def _come(self) -> None:
         number, self.arrived = self.arrived, self.arrived + 1
         if self._keep is None or number in self._keep:
-            Client(self, number, random.Random(f"{self._seed}/client {number}")).ask()
+            self._begin_client(Client(self, number, random.Random(f"{self._seed}/client {number}")))
+
+    def _begin_client(self, client: Client) -> None:
+        client.ask()
 
     def probe(self, count: int) -> list[Client]:
         """Ordinary clients, when everything is well: all of them must be served."""

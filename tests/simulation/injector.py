@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from simulation.transport import Link
     from simulation.world import World
 
+FOREVER_MS = 1 << 40
+
 
 class Injector:
     """Arms a scenario's faults."""
@@ -22,12 +24,15 @@ class Injector:
     def __init__(self, world: World) -> None:
         self._world, self._timeline = world, world.timeline
         self.quiet = False
+        self.until_ns = 0
+        """When the last fault that lasts will have healed."""
         for fault in world.scenario.faults:
             self._timeline.after(fault.at_ns, self._come, fault)
 
     def _come(self, fault: Fault) -> None:
         if self.quiet:
             return
+        self.until_ns = max(self.until_ns, self._timeline.now + fault.ms * MS)
         self._world.note("fault", f"{fault.kind} target={fault.target} ms={fault.ms} actions={fault.actions}")
         if fault.kind in DEVICE_FAULTS:
             self._arm(fault)
@@ -98,6 +103,7 @@ class Injector:
         if process is not None and process.alive and not process.stopped:
             self._fired(fault.kind)
             process.stop()
+            self._trouble(process, fault.ms or FOREVER_MS)
             if fault.ms:
                 self._timeline.after(fault.ms * MS, process.resume)
 
@@ -116,6 +122,7 @@ class Injector:
         link = self._link(name, fault)
         if link is not None:
             self._fired(fault.kind)
+            self._trouble_on(link, 0)
             if link.cut():
                 self._world.saw("messages were lost with a connection")
 
@@ -129,6 +136,7 @@ class Injector:
         link = self._link(name, fault)
         if link is not None:
             self._fired(fault.kind)
+            self._trouble_on(link, fault.ms)
             link.partition(True)
             self._timeline.after(fault.ms * MS, link.partition, False)
 
@@ -136,6 +144,7 @@ class Injector:
         link = self._link("data", fault)
         if link is not None:
             self._fired(fault.kind)
+            self._trouble_on(link, fault.ms)
             link.slow(20 * MS)
             self._timeline.after(fault.ms * MS, link.slow, 0)
 
@@ -149,6 +158,14 @@ class Injector:
             self._fired(fault.kind)
             disk.full = True
             self._timeline.after(fault.ms * MS, setattr, disk, "full", False)
+
+    def _trouble(self, process: Process, ms: int) -> None:
+        self._world.checker.troubled(process.name, self._timeline.now + ms * MS)
+
+    def _trouble_on(self, link: Link, ms: int) -> None:
+        """A control link is its client's; a data link has a name of its own."""
+        name = link.name if link.name.startswith("data") else link.client.name
+        self._world.checker.troubled(name, self._timeline.now + ms * MS)
 
     def _fired(self, kind: str) -> None:
         self._world.fired(kind)

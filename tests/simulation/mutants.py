@@ -25,6 +25,7 @@ from calculet_supervisor.health import Health
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.restarts import Restarts, Verdict
+from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.store import Store
 from calculet_worker import engine, serving
 from calculet_worker.answers import Answers
@@ -34,7 +35,8 @@ from calculet_worker.jobs import completion
 from calculet_worker.kv import KvManager
 from calculet_worker.registry import Cancelled, RequestRegistry
 from calculet_worker.scheduling.fairness import FairQueue
-from simulation.scenario import Scenario, Settings, Traffic, acts_at_random, faults_at_random
+from calculet_worker.shell.routers import Routers
+from simulation.scenario import Fault, Scenario, Settings, Traffic, acts_at_random, faults_at_random
 
 
 class Patch(Protocol):
@@ -51,6 +53,15 @@ HEAVY = Traffic(per_s=14.0, mean_output=40.0, disconnects=0.1, short_deadlines=0
 def provoked(seed: int, seconds: float = 60.0, boards: int = 2, traffic: Traffic = BUSY, **every_s: float) -> Scenario:
     """A run with these faults and no others."""
     return Scenario(seed, seconds, boards, 1, traffic, Settings(check_every=1), faults_at_random(seed, seconds, boards, every_s))
+
+FULL_DISK = Scenario(
+    5, 17.25, 1, 1, Traffic(per_s=3.0), requests=frozenset([18]),
+    faults=(
+        Fault(3600086136, "disk_full", ms=6995), Fault(6036268632, "wait_timeout"), Fault(9197043463, "wait_timeout"),
+        Fault(13393351259, "kill_supervisor"), Fault(14865367142, "wait_timeout"),
+    ),
+)  # fmt: skip
+"""Found by a search: a reset while the disk is full, a second one, and a supervisor that dies in between."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +298,28 @@ def a_worker_that_hangs_is_not_noticed(patch: Patch) -> None:
 @mutant("liveness", provoke=provoked(1, hang_worker=15))
 def a_worker_that_does_not_die_of_its_abort_is_left_alone(patch: Patch) -> None:
     patch.setattr(reconcile, "ABORT_GRACE_NS", 1 << 60)
+
+
+@mutant("only_the_sick_are_killed", provoke=provoked(1, pause_supervisor=10))
+def a_supervisor_that_stood_still_blames_the_workers(patch: Patch) -> None:
+    patch.setattr(Reconciler, "overslept", lambda self, by_ns: None)
+
+
+@mutant("only_the_gone_are_lost", provoke=provoked(1, pause_worker=4))
+def a_worker_that_stood_still_blames_the_routers(patch: Patch) -> None:
+    patch.setattr(Routers, "overslept", lambda self, by_ns: None)
+
+
+@mutant("within_budget", provoke=FULL_DISK)
+def a_spend_that_could_not_be_saved_is_forgotten(patch: Patch) -> None:
+    async def save(self: Spending, kind: str, board: str) -> None:
+        await self._store.spend(kind, board)
+
+    async def settle(self: Spending, kind: str, board: str) -> None:
+        return None
+
+    patch.setattr(Spending, "save", save)
+    patch.setattr(Spending, "settle", settle)
 
 
 @mutant("acts_survive", provoke=dataclasses.replace(provoked(1, kill_supervisor=8), acts=acts_at_random(1, 60.0, 2, 5.0)))

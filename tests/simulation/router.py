@@ -45,7 +45,7 @@ class WorkerLink:
 
     def __init__(self, router: RouterHost, view: wire.BoardView) -> None:
         self.board, self.epoch, self._router = view.board, view.epoch, router
-        self._acked, self._heard, self._closed, self._watched = 0, False, False, 0
+        self._acked, self._closed, self._watched = 0, False, 0
         self._outbox: list[wire.Submit | wire.Cancel] = []
         identity = b"r%08x-%08x" % (router.incarnation, view.epoch & 0xFFFFFFFF)
         world = router.world
@@ -85,9 +85,7 @@ class WorkerLink:
     def _renew(self) -> None:
         if self._closed:
             return
-        if not self._heard:
-            self._hello()
-        self._heard = False
+        self._hello()
         self.link.send(wire.encode(wire.Lease(self._router.incarnation, self.epoch, self._acked)))
         self._router.later(self._router.world.settings.router.lease_interval_ms * MS, self._renew)
 
@@ -95,7 +93,6 @@ class WorkerLink:
         if self._closed:
             return
         message = wire.decode(*frames)
-        self._heard = True
         if isinstance(message, wire.Tick):
             self._acked = message.seq
             self._router.feed(events.TickArrived(self.board, self.epoch, message))
@@ -129,7 +126,7 @@ class RouterHost(Process):
 
     def _boot(self) -> None:
         settings = self.world.settings
-        tenants = KeyedTenants(settings.tenants, self.timeline.now)
+        tenants = self.tenants = KeyedTenants(settings.tenants, self.timeline.now)
         aliases = Aliases({self.world.alias: settings.scheduler.admission})
         self.dispatcher = Dispatcher(self.incarnation, settings.router, Roster(), aliases, tenants)
         self._links: dict[tuple[str, int], WorkerLink] = {}

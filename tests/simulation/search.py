@@ -86,7 +86,8 @@ def shrink(scenario: Scenario, rule: str, tries: int = 120, say: Callable[[str],
     scenario = _shorter(scenario, rule, breaks)
     scenario = replace(scenario, faults=_fewer(scenario.faults, lambda kept: breaks(replace(scenario, faults=tuple(kept)))))
     scenario = replace(scenario, acts=_fewer(scenario.acts, lambda kept: breaks(replace(scenario, acts=tuple(kept)))))
-    for smaller in (replace(scenario, routers=1), replace(scenario, boards=1)):
+    for what in ({"routers": 1}, {"boards": 1}):
+        smaller = replace(scenario, **what)  # type: ignore[arg-type]
         if smaller != scenario and breaks(smaller):
             scenario = smaller
     world = World(scenario)

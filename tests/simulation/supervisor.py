@@ -18,6 +18,7 @@ from calculet_core.clock import MS, S
 from calculet_core.history import Event
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
+from calculet_supervisor.shell.app import STALL_NS
 from calculet_supervisor.shell.control import Caller
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.spending import Spending
@@ -86,6 +87,7 @@ class SupervisorHost(Process):
         self._publishing: Publish | None = None
         self._sees = self._decision_due = False
         self._wakeup_ns: int | None = None
+        self._decided_ns = self.timeline.now
         self._performers: dict[type[Any], Any] = {
             Spawn: self._spawn, Terminate: lambda action: world.keeper.terminate(action.board), Abort: self._abort,
             Kill: self._kill, Load: lambda action: self._task(self._load(action)),
@@ -160,6 +162,10 @@ class SupervisorHost(Process):
         if not self._sees:
             return
         now = self.timeline.now
+        if now - self._decided_ns > STALL_NS + self.world.settings.supervisor_tick_ns:
+            self.world.saw("supervisor stood still")
+            self.reconciler.overslept(now - self._decided_ns)
+        self._decided_ns = now
         desired = Desired({board: self.wish(board) for board in self.world.boards}, (self.world.alias_view,))
         for action in self.reconciler.decide(desired, self.sightings.observed(), now):
             self.acted()

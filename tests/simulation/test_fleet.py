@@ -13,7 +13,7 @@ import pytest
 from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, day, rough
 from simulation.search import Outcome, judge, search
 
-SEEDS = 160
+SEEDS = 200
 SOMETIMES = {
     "a commit failed: the disk is full", "a report was ignored: not its worker", "a slow reader was dropped", "an act was refused",
     "an action failed and is decided again", "an answer began again", "board fault: bad_numbers", "board fault: ccu_exception",

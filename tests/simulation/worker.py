@@ -17,6 +17,7 @@ from calculet_core.ids import WireKey
 from calculet_core.jobs import DeviceCounters
 from calculet_worker import actions, events
 from calculet_worker.engine import Engine
+from calculet_worker.shell.app import STALL_NS
 from calculet_worker.shell.routers import Routers
 from simulation.device import DRAM_BYTES, ArmedPlan, DeviceThread
 from simulation.processes import Process
@@ -30,6 +31,7 @@ BOOT_NS = (250 * MS, 900 * MS)
 MIN_REPORT_GAP_NS = 20 * MS
 MAX_REPORT_GAP_NS = 1000 * MS
 FLUSH_GRACE_NS = 50 * MS
+HOUSEKEEPING_NS = 500 * MS
 TOKENIZE_NS = 60 * US
 VERIFY_NS = 20 * MS
 COMMANDS = (
@@ -86,7 +88,9 @@ class WorkerHost(Process):
             world, self, world.find_supervisor, f"control {self.board}", _accept_at_supervisor, self._from_supervisor
         )
         period = world.settings.supervision.heartbeat_ms * MS
+        self._kept_ns = self.timeline.now
         self.later(0, self._heartbeat, period)
+        self.later(0, self._housekeeping)
         for fault in world.armed.pop(self.board, []):
             self.plan.arm(fault)
 
@@ -250,11 +254,20 @@ class WorkerHost(Process):
         self.tell(events.CommandArrived(wire.StopWorker(seq, timeout_ms)))
 
     # ---------------------------------------------------------------- in time
+    def _housekeeping(self) -> None:
+        self.later(HOUSEKEEPING_NS, self._housekeeping)
+        now = self.timeline.now
+        if now - self._kept_ns > STALL_NS:
+            self.world.saw("worker stood still")
+            self.routers.overslept(now - self._kept_ns)
+        self._kept_ns = now
+        for router, reason in self.routers.lapsed(now):
+            self.world.saw(f"worker lost a router: {reason.split(':')[0]}")
+            self.world.checker.router_lost(self, router)
+            self.tell(events.RouterLost(router, reason))
+
     def _heartbeat(self, period_ns: int) -> None:
         self.later(period_ns, self._heartbeat, period_ns)
-        for router, reason in self.routers.lapsed(self.timeline.now):
-            self.world.saw(f"worker lost a router: {reason.split(':')[0]}")
-            self.tell(events.RouterLost(router, reason))
         self._report()
         load = None
         for peer in self.routers.live():

@@ -119,6 +119,7 @@ class World:
         for worker in self.keeper.workers.values():
             if worker.booted:
                 worker.plan.faults = []
+        self.timeline.run_until(max(self.timeline.now, self.injector.until_ns) + S)
         end = self.timeline.now + int(QUIET_S * S)
         while self.timeline.now < end and (left := self.unsettled()):
             self.timeline.run_until(min(end, self.timeline.now + S))

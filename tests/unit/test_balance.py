@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from builders_router import a_board
+import pytest
+from builders_router import a_board, a_view
 
+from calculet_core import wire
 from calculet_core.requests import Prompt
 from calculet_router.balance import UNKNOWN_OUTPUT_TOKENS, Balance, estimate_cost
-from calculet_router.fleet import Worker
+from calculet_router.fleet import LinkState, Roster, Worker
 
 
 def workers(*costs: float) -> list[Worker]:
@@ -61,3 +63,42 @@ def test_costs_are_tokens_as_far_as_one_can_know() -> None:
     assert estimate_cost(Prompt(token_ids=(1, 2, 3)), 7) == 10
     assert estimate_cost(Prompt(text="x" * 40), 7) == 17
     assert estimate_cost(Prompt(messages=[{"role": "user", "content": "x" * 8}]), None) == 2 + UNKNOWN_OUTPUT_TOKENS
+
+
+# ------------------------------------------------------------------------------------------------ pools (scheduling §8)
+def a_roster(*pools: str) -> Roster:
+    roster = Roster()
+    roster.take(a_view(*[a_board(f"board{index}", pool=pool) for index, pool in enumerate(pools)]), 0)
+    for worker in roster.workers.values():
+        worker.link = LinkState.UP
+        view = worker.view
+        worker.hello = wire.WorkerHello(
+            view.board, view.epoch, view.pid, view.generation, view.digest, view.alias, view.state
+        )
+    return roster
+
+
+def names(workers: list[Worker]) -> list[str]:
+    return [worker.board for worker in workers]
+
+
+@pytest.mark.parametrize(
+    ("traffic_class", "first", "others"),
+    [
+        ("latency", ["board0"], ["board1", "board2"]),
+        ("throughput", ["board1"], ["board0", "board2"]),
+        ("", ["board2"], ["board0", "board1"]),
+    ],
+)
+def test_a_tenants_class_asks_its_own_pool_first_and_any_other_after(traffic_class: str, first: list[str], others: list[str]) -> None:
+    roster = a_roster("latency", "throughput", "")
+    view = roster.workers["board0"].view
+    assert tuple(map(names, roster.pools(view.alias, view.digest, traffic_class))) == (first, others)
+
+
+def test_a_board_that_is_not_ready_leaves_its_pool() -> None:
+    roster = a_roster("latency", "")
+    view = roster.workers["board0"].view
+    roster.workers["board0"].link = LinkState.SUSPECT
+    roster.changed()
+    assert tuple(map(names, roster.pools(view.alias, view.digest, "latency"))) == ([], ["board1"])

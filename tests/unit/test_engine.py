@@ -292,6 +292,23 @@ def test_a_prompt_that_cannot_be_tokenized_fails_alone() -> None:
     idle(driver)
 
 
+def test_a_short_request_waits_for_one_long_prefill_at_most() -> None:
+    """Under a stream of prompts that cannot be cut, on the one lane of the baseline."""
+    tenants = (TenantConfig("long"), TenantConfig("short"))
+    driver = Driver(a_manifest(lanes=1, profiles=(1,), context=4_200), scheduler=a_scheduler((1,)), tenants=tenants).ready()
+    longs = [driver.submit(number, [number] * 4_100, 1, tenant="long") for number in range(1, 9)]
+    waits = []
+    for number in range(100, 112):
+        told = driver.submit(number, [1, 2, 3], 1, tenant="short")
+        start = driver.now
+        driver.until(lambda told=told: told.ended)
+        waits.append(driver.now - start)
+        driver.run(337 * MS)
+    one_long, tick = 4_100 * driver.board.token_ns, driver.board.step_ns
+    assert max(waits) <= one_long + tick
+    driver.until(lambda: all(one.ended for one in longs))
+
+
 def test_requests_wait_in_weighted_fair_order() -> None:
     tenants = (TenantConfig("default"), TenantConfig("a", weight=3.0), TenantConfig("b"))
     driver = Driver(a_manifest(lanes=1, profiles=(1,)), tenants=tenants).ready()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from builders_engine import a_sequence
 
 from calculet_core.config import TenantConfig
@@ -41,6 +43,21 @@ def test_three_to_one_weights_give_three_to_one_turns() -> None:
     for number in range(40):
         put(fair, number, "a" if number % 2 else "b")
     assert drain(fair, 16).count("a") == 12
+
+
+def test_ten_thousand_requests_share_three_to_one_within_five_percent() -> None:
+    fair, rng, served = queue(TenantConfig("a", weight=3.0), TenantConfig("b")), random.Random(5), {"a": 0, "b": 0}
+    number = 0
+    for _ in range(10_000):
+        for tenant in ("a", "b"):  # both always have something waiting
+            while len([seq for seq in fair.waiting() if seq.tenant == tenant]) < 4:
+                number += 1
+                put(fair, number, tenant, prompt=rng.randint(1, 400), output=rng.randint(1, 100))
+        seq = take(fair)
+        assert seq is not None
+        served[seq.tenant] += seq.prompt_tokens + seq.max_new_tokens
+        fair.ended(seq)
+    assert abs(served["a"] / served["b"] - 3.0) < 0.15
 
 
 def test_a_weight_of_the_configuration_wins_over_the_message() -> None:

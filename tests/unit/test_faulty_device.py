@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
@@ -235,3 +237,22 @@ def test_a_completion_that_is_shown_is_the_devices_own_but_for_the_lie() -> None
     assert isinstance(done, Completion)
     assert dataclasses.replace(done, logits=None).timings.wait_ns is not None
     device.give_back(done)
+
+
+def test_a_plan_is_armed_by_a_file_until_its_time_and_its_firings_are_written_down(tmp_path: Path) -> None:
+    arm, log = tmp_path / "arm.json", tmp_path / "fired.jsonl"
+    options = {"faults": [{"fault": "busy", "at": [0]}], "faults_arm": str(arm), "faults_log": str(log)}
+    device = open_device(BoardConfig(name="board0", device="sim", options=options), fault_injection=True)
+    assert isinstance(device, FaultyDevice)
+    plan = device.plan
+    assert plan.visit(Hook.SUBMIT, JobKind.DECODE, 7) is None, "not armed: not even counted"
+    arm.write_text(json.dumps({"until_ns": time.monotonic_ns() - 1}))
+    assert plan.visit(Hook.SUBMIT, JobKind.DECODE, 7) is None, "its time is over: a driver that died disarms"
+    arm.write_text("half a li")
+    assert plan.visit(Hook.SUBMIT, JobKind.DECODE, 7) is None
+    arm.write_text(json.dumps({"until_ns": time.monotonic_ns() + 3600 * 10**9}))
+    assert isinstance(plan.visit(Hook.SUBMIT, JobKind.DECODE, 8), Busy)
+    assert plan.visit(Hook.SUBMIT, JobKind.DECODE, 9) is None
+    (line,) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert (line["fault"], line["board"], line["hook"], line["ordinal"], line["job"]) == ("busy", "board0", "submit", 0, 8)
+    device.close()

@@ -295,3 +295,13 @@ def test_golden_that_fails_after_a_reset_fails_the_board_without_another_reset()
     driver.grant()
     driver.until(lambda: driver.state == "FAILED")
     assert not driver.engine.report(driver.now).wants_reset
+
+
+def test_an_empty_board_can_be_reset_to_prove_itself_and_is_loaded_after() -> None:
+    driver = Driver()
+    driver.generation += 1
+    driver.grant()
+    driver.until(lambda: driver.engine.report(driver.now).resets == 1)
+    report = driver.engine.report(driver.now)
+    assert (report.state, report.command_error, report.condemned) == ("UNLOADED", None, None)
+    assert settled(driver).state == "READY"

@@ -105,9 +105,10 @@ def test_llama_server_timings_count_tokens() -> None:
 
 
 def test_the_extension_is_believed_before_anything_else() -> None:
-    last = {"choices": [], "calculet": {"token_hash": "ff", "queue_ms": 1.5, "generation": 7}}
-    answer = read({**chat("abc"), "calculet": {"tokens": 3}}, last, b"[DONE]")
-    assert (answer.tokens, answer.token_hash) == (3, "ids:ff")
+    last = {**chat(None, "stop"), "calculet": {"tokens": 1, "token_hash": "ff", "queue_ms": 1.5, "generation": 7}}
+    answer = read({**chat("abc"), "calculet": {"tokens": 3}}, last, {"choices": [], "usage": {"completion_tokens": 4}}, b"[DONE]")
+    assert (answer.tokens, answer.completion_tokens, answer.token_hash) == (4, 4, "ids:ff")
+    assert answer.last_token_ns == 1, "a last token without text is a token"
     assert answer.extension is not None
     assert answer.extension.queue_ms == 1.5
     assert answer.extension.sampling_ms is None
@@ -149,6 +150,9 @@ def test_a_whole_answer_has_no_token_times() -> None:
     body = {"id": "x", "choices": [{"text": "ab", "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
     answer.body(json.dumps(body).encode(), 200, 9)
     assert (answer.first_event_ns, answer.first_token_ns, answer.output_tokens, answer.error_code) == (9, None, 2, None)
+    body["calculet"] = {"choices": [{"index": 0, "tokens": 2, "token_hash": "ab", "device_ms": 3.0}]}  # type: ignore[assignment]
+    answer.body(json.dumps(body).encode(), 200, 9)
+    assert answer.token_hash == "ids:ab"
 
 
 @pytest.mark.parametrize(

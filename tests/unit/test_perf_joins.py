@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from builders_perf import MS, S, a_request, a_step
 
-from calculet_perf.joins import DeviceTimeline, StepJoin
+from calculet_perf.device_series import DeviceSeries
+from calculet_perf.joins import StepJoin
 from calculet_perf.records import Batch, Chip, DeviceJobs, DeviceRecord, Resources, Vendor
 
 
@@ -113,10 +114,10 @@ def sample(at_s: float, throttled: bool | None, temperature: float | None = 60.0
 
 
 def test_throttling_is_found_by_time() -> None:
-    timeline = DeviceTimeline([sample(2, False), sample(1, False), sample(3, True, 80.0), sample(4, False)])
+    timeline = DeviceSeries([sample(1, False), sample(2, False), sample(3, True, 80.0), sample(4, False)]).timeline()
     assert timeline.was_throttled(1 * S, 2 * S) is False
     assert timeline.was_throttled(int(2.5 * S), 3 * S + MS) is True
     assert timeline.was_throttled(int(3.5 * S), int(3.6 * S)) is True, "the last sample before the span still holds"
     assert timeline.hottest_c(0, 9 * S) == 80.0
-    assert DeviceTimeline([sample(1, None, None)]).was_throttled(0, 9 * S) is None
-    assert DeviceTimeline([]).hottest_c(0, 1) is None
+    assert DeviceSeries([sample(1, None, None)]).timeline().was_throttled(0, 9 * S) is None
+    assert DeviceSeries().timeline().hottest_c(0, 1) is None

@@ -244,5 +244,5 @@ def test_a_recorded_golden_file_is_read_back_for_its_own_corpus_only() -> None:
 def test_golden_prompts_are_the_same_in_every_run_and_pass() -> None:
     first, second = golden_requests(SENDER, MATRIX.golden, 2, "run", "before")
     assert [one.asked.body for one in first] == [one.asked.body for one in second]
-    (again,) = golden_requests(sender_of(MAN, MATRIX, foreign=True), MATRIX.golden, 1, "other", "after")
+    (again,) = golden_requests(sender_of(MAN, MATRIX, foreign=False), MATRIX.golden, 1, "other", "after")
     assert [one.asked.body for one in again] == [one.asked.body for one in first]

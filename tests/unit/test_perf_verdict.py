@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from builders_perf import a_request, a_step, an_info, evidence, some_requests, t
 
 from calculet_perf.checks import CHECKS, CheckResult, Result
 from calculet_perf.evidence import FaultOutcome
+from calculet_perf.records import DeviceJobs, DeviceRecord, Resources
 from calculet_perf.rules import BatchTarget, BoardLimits, Claim, RulesError, Sla, check_claim, parse_claim, parse_rules
 from calculet_perf.runinfo import GoldenOutcome, Invalid, Returned, Shortened
 from calculet_perf.stability import StageRun
@@ -195,6 +197,13 @@ def test_too_few_samples_for_p99_are_no_pass_but_do_not_hide_a_regression() -> N
     assert verdict_between(base, evidence(some_requests(100, seed=2, slower=1.3))).exit_code == 4
 
 
+def test_a_base_that_is_wrong_is_no_measure() -> None:
+    failed = GoldenOutcome(moment="before", passed=False, cases=3, source="self", failures=["case a: token 3 is 7, not 9"])
+    base = evidence(some_requests(300, seed=1), an_info(golden=[failed]))
+    verdict = verdict_between(base, evidence(some_requests(300, seed=2)))
+    assert verdict.exit_code == 3 and reasons(verdict)["base: golden"] is Result.INSUFFICIENT
+
+
 def test_a_noisy_cell_cannot_gate() -> None:
     verdict = verdict_between(evidence(some_requests(300, seed=1, noise=0.5)), evidence(some_requests(300, seed=2, noise=0.5)))
     assert verdict.exit_code == 3 and reasons(verdict)["aa_floor"] is Result.INSUFFICIENT
@@ -299,3 +308,37 @@ def test_a_rate_is_stable_only_over_a_whole_window_without_a_growing_queue() -> 
     assert short.conclusion == "insufficient_evidence" and any("1800 s" in check.why for check in short.checks)
     growing = verdict_on(evidence(open_loop(1_000, 2.0, 40)), "capacity", sla=sla)
     assert growing.exit_code == 4 and any("queue went on growing" in check.why for check in growing.checks)
+
+
+def a_watched_day(growth_mb_per_hour: float) -> list[DeviceRecord]:
+    """A sample a minute for 24 h, idle at both ends."""
+    found = []
+    for minute in range(-5, 24 * 60 + 5):
+        phase = "idle" if minute < 0 else "measure" if minute < 24 * 60 else "after"
+        memory = (500 + 2 * math.sin(minute / 7) + max(0, minute) / 60 * growth_mb_per_hour) * (1 << 20)
+        resources = Resources(rss_bytes=memory, leased_buffers=2.0 if phase == "measure" else 0.0)
+        found.append(
+            DeviceRecord(
+                run_id="run", utc="", monotonic_ns=minute * 60 * 1_000_000_000, board="b0", phase=phase, chips=[], jobs=DeviceJobs(),
+                resources=resources,
+            )
+        )  # fmt: skip
+    return found
+
+
+def test_a_whole_sound_day_satisfies_m0_and_a_leaking_one_fails() -> None:
+    sound = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(0)), "release")
+    assert sound.exit_code == 0 and sound.milestone == "M0", [check.why for check in sound.checks]
+    leaking = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(5)), "release")
+    assert leaking.exit_code == 1 and reasons(leaking)["no_leak"] is Result.FAIL and leaking.milestone is None
+
+
+def test_one_lease_that_never_came_back_fails_the_day() -> None:
+    samples = a_watched_day(0)
+    for sample in samples:
+        if sample.phase == "after":
+            sample.resources.leased_buffers = 1.0
+    verdict = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=samples), "release")
+    assert verdict.exit_code == 1 and any(
+        "leased_buffers: 1 after everything had ended, 0 before" in check.why for check in verdict.checks
+    )

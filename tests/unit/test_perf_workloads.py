@@ -127,6 +127,7 @@ def test_a_prompt_has_exactly_its_length_and_the_request_its_limit() -> None:
     body = json.loads(sent(a_cell(**SINGLE), 1)[0].asked.body)
     assert len(body["prompt"]) == 17
     assert all(33 <= token < 123 for token in body["prompt"])
+    assert body["calculet"] == {"timing": True}
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["stream"]) == (4, 0, True, True)
 
 
@@ -259,10 +260,14 @@ CALCULET = {
 
 
 def test_what_a_calculet_tells_is_understood() -> None:
-    version = {"version": "0.1.0", "boards": [{"board": "board0", "alias": "toy", "driver": "1.2", "chips": 2}]}
+    version = {"version": "0.1.0", "commit": "abc", "boards": [
+        {"board": name, "alias": "toy", "chips": 2, "device": {"driver": "1.2", "runtime": "0.7.6", "serial_hash": name + "h"}}
+        for name in ("board0", "board1")
+    ]}  # fmt: skip
     facts = facts_of("toy", CALCULET, version)
     assert (facts.foreign, facts.context, facts.profiles, facts.boards, facts.generation) == (False, 4096, (1, 4), 2, 3)
-    assert (facts.driver, facts.chips, facts.firmware) == ("1.2", 2, None)
+    assert (facts.driver, facts.chips, facts.firmware, facts.calrt, facts.server_commit) == ("1.2", 2, None, "0.7.6", "abc")
+    assert facts.board_serial_hash == "board0h,board1h"
 
 
 @pytest.mark.parametrize("models", [None, {}, {"data": None}, {"data": [{"id": "toy"}]}, [], "x"])

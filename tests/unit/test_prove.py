@@ -77,6 +77,17 @@ def test_the_smallest_granularity_whose_every_cut_is_exact_is_earned() -> None:
     assert ability_of(proof) is not None
 
 
+def test_a_proof_without_times_is_the_same_every_time() -> None:
+    package = a_sim_package(context=512, **QUICK)
+    proofs = []
+    for _ in range(2):
+        device = open_sim(BoardConfig("board", "sim"))
+        assert device.configure(package, 1) is ReturnCode.OK
+        proofs.append(prove_cuts(device, package, (16,), timed=False))
+        device.close()
+    assert proofs[0] == proofs[1] and proofs[0].candidates[0].cost_ratio is None
+
+
 def test_cuts_that_change_numbers_are_recorded_as_such_and_never_used() -> None:
     proof = proof_of(exact_cuts=32)
     assert proof.granularity == 32

@@ -6,7 +6,7 @@ import pytest
 from builders_supervisor import ALIAS, DIGEST, PLACEMENT, Bench, a_config
 
 from calculet_core import history, wire
-from calculet_core.clock import S
+from calculet_core.clock import MS, S
 from calculet_core.config import SupervisionConfig
 from calculet_supervisor import world
 from calculet_supervisor.world import BoardSeen
@@ -210,6 +210,34 @@ def test_a_silent_worker_is_aborted_then_killed_and_counts_as_a_failure() -> Non
     bench.exit(signal=9)
     bench.step()
     assert bench.reconciler.lives["board0"].restarts.failures == 1
+
+
+def test_a_supervisor_that_stood_still_takes_its_own_silence_for_nobodys() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.report(inflight=1, steps=1)
+    bench.step()
+    bench.clock.advance(60_000 * MS)
+    bench.reconciler.overslept(60_000 * MS)
+    bench.step()
+    assert not bench.of(world.Abort)
+    bench.step(ms=4_900)
+    assert not bench.of(world.Abort)
+    bench.step(ms=200)
+    assert [abort.reason for abort in bench.of(world.Abort)] == ["no heartbeat within 5000 ms"]
+
+
+def test_neither_a_start_nor_a_load_nor_a_stop_is_charged_for_the_supervisors_own_stall() -> None:
+    bench = Bench("starts", "loads", "stops")
+    bench.serve("stops")
+    bench.report("loads", state="CONFIGURING")
+    bench.wish("stops", up=False)
+    bench.step()
+    bench.clock.advance(3_600_000 * MS)
+    bench.reconciler.overslept(3_600_000 * MS)
+    bench.report("loads")
+    bench.step()
+    assert not bench.of(world.Abort)
 
 
 def test_a_hanging_board_is_aborted_once_although_it_reports() -> None:
@@ -440,3 +468,126 @@ def test_a_whole_history_of_crashes_keeps_the_restart_budget() -> None:
         seen = len(bench.of(world.Note))
     assert checker.finish() == []
     assert checker.counts[history.FLEET_WORKER_STARTED] > 8
+
+
+# ---------------------------------------------------------------- another artifact, or none
+GREEN = world.Placement("toy", "/packages/green", "9" * 64)
+
+
+def test_a_board_that_shall_hold_another_artifact_leaves_the_view_drains_unloads_and_loads() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.wish(placement=GREEN, swap=True, drain_ms=7_000)
+    for _ in range(5):
+        bench.step(ms=100)
+    (unload,) = bench.sent(wire.UnloadModel)
+    assert (unload.generation, unload.deadline_ms) == (1, 7_000)
+    assert bench.view().boards[0].draining, "routers hear of it before the worker refuses them"
+    bench.report(state="DRAINING", command_seq=unload.seq)
+    for _ in range(100):
+        bench.step(ms=100)
+        bench.report()
+    assert len(bench.sent(wire.UnloadModel)) == 1
+    bench.report(state="UNLOADED", generation=0, digest="", alias="")
+    bench.step()
+    assert bench.of(world.Load)[-1].placement == GREEN
+    bench.report(state="READY", generation=2, digest=GREEN.digest, alias="toy", command_seq=bench.of(world.Load)[-1].seq)
+    bench.step()
+    assert not bench.view().boards[0].draining
+
+
+def test_an_artifact_that_nobody_moved_stays_where_it_serves() -> None:
+    bench = Bench()
+    bench.serve()
+    bench.wish(placement=GREEN)
+    for _ in range(5):
+        bench.step(ms=1_000)
+    assert bench.sent(wire.UnloadModel) == [] and len(bench.of(world.Load)) == 1
+
+
+@pytest.mark.parametrize("fields", [{"state": "FAILED", "generation": 2, "digest": GREEN.digest, "fault": "other"}, {"command_error": "does not fit"}])
+def test_a_board_that_could_not_load_green_gets_blue_back_at_once(fields: dict[str, str]) -> None:
+    bench = Bench()
+    bench.wish(placement=GREEN, swap=True)
+    bench.step()
+    bench.report()
+    bench.step()
+    bench.report(command_seq=bench.of(world.Load)[-1].seq, **fields)
+    bench.step(ms=100)
+    assert len(bench.of(world.Load)) == 1
+    bench.wish(placement=PLACEMENT)
+    bench.step(ms=100)
+    assert [load.placement for load in bench.of(world.Load)] == [GREEN, PLACEMENT]
+
+
+@pytest.mark.parametrize("state", ["READY", "FAILED"])
+def test_a_board_that_shall_hold_nothing_is_unloaded_and_stays_empty(state: str) -> None:
+    bench = Bench()
+    bench.serve()
+    bench.report(state=state)
+    bench.wish(placement=None)
+    bench.step()
+    assert len(bench.sent(wire.UnloadModel)) == 1
+    bench.report(state="UNLOADED", generation=0, digest="", command_seq=bench.sent(wire.UnloadModel)[0].seq)
+    for _ in range(10):
+        bench.step(ms=10_000)
+        bench.report()
+    assert len(bench.of(world.Load)) == 1
+
+
+def test_an_alias_that_an_operator_moved_is_not_put_to_the_vote() -> None:
+    old = wire.AliasView("toy", "0" * 64, 4096, 1)
+    bench = Bench("board0", "board1", view=wire.FleetView(3, [], [old]))
+    bench.decided = frozenset({"toy"})
+    for board in bench.wishes:
+        bench.seen[board] = BoardSeen(pid=1)
+        bench.report(board, state="READY", generation=1, digest=old.digest, alias="toy")
+    bench.step()
+    assert bench.view().aliases == (ALIAS,)
+
+
+# ---------------------------------------------------------------- operators and resets
+def test_an_operators_reset_needs_no_budget_and_is_done_once() -> None:
+    bench = Bench(resets=0)
+    bench.serve()
+    bench.report(state="FAILED", condemned="resets are turned off")
+    bench.wish(reset_generation=1)
+    for _ in range(3):
+        bench.step(ms=100)
+    (grant,) = bench.of(world.Grant)
+    assert grant.spend
+    bench.report(state="READY", generation=2, condemned=None, command_seq=grant.seq)
+    bench.report(state="FAILED", condemned="again")
+    for _ in range(30):
+        bench.step(ms=1_000)
+    assert len(bench.of(world.Grant)) == 1, "the order was for generation 1"
+
+
+def test_a_board_that_comes_back_is_reset_before_anything_is_loaded() -> None:
+    bench = Bench()
+    bench.wish(prove=True, weight=0.1)
+    bench.step()
+    bench.report()
+    bench.step()
+    assert len(bench.of(world.Grant)) == 1 and bench.of(world.Load) == []
+    bench.report(resets=1, command_seq=bench.of(world.Grant)[0].seq)
+    bench.step()
+    assert len(bench.of(world.Load)) == 1
+    bench.report(state="READY", generation=2, digest=DIGEST, alias="toy", command_seq=bench.of(world.Load)[0].seq)
+    bench.step()
+    assert bench.view().boards[0].weight == 0.1
+
+
+def test_while_the_breaker_is_open_boards_that_failed_wait() -> None:
+    bench = Bench("board0", "board1")
+    bench.serve("board0")
+    bench.frozen = "2 of 2 boards went bad within 300 s"
+    recovering(bench, 1)
+    for _ in range(100):
+        bench.step(ms=1_000)
+        for board in bench.seen:
+            bench.report(board)
+    assert bench.of(world.Grant) == [] and bench.sent(wire.DenyReset) == []
+    bench.frozen = None
+    bench.step()
+    assert len(bench.of(world.Grant)) == 1

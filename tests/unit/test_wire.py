@@ -24,6 +24,8 @@ MESSAGES = [
     a_submit(),
     wire.Cancel(1, 2, 3, "client left"),
     wire.Lease(1, 2, 3),
+    wire.Lookup(1, 2, "d", Prompt(text="x"), want_pieces=True),
+    wire.LookupAnswer(1, 2, [3], [b"\xff"], None, wire.ErrorInfo("stale_view", "gone")),
     wire.WorkerHello("board0", 1, 2, 3, "d", "qwen3", "READY"),
     wire.Tick(
         1, 2,

@@ -60,6 +60,14 @@ def test_a_silent_router_is_lost_once_and_any_message_renews_its_lease() -> None
     assert routers.lapsed(8 * S) == []
 
 
+def test_a_worker_that_stood_still_takes_its_own_silence_for_nobodys() -> None:
+    routers = Routers(LEASE_NS)
+    known(routers, 1, b"a")
+    routers.overslept(60 * S)
+    assert routers.lapsed(60 * S + LEASE_NS) == []
+    assert [router for router, _ in routers.lapsed(61 * S + LEASE_NS)] == [1]
+
+
 def test_nothing_is_kept_for_a_lost_router_and_it_is_known_again_when_it_speaks() -> None:
     routers = Routers(LEASE_NS)
     known(routers, 1, b"a")

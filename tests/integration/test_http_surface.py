@@ -1,0 +1,197 @@
+"""The whole HTTP interface against a fleet of simulated boards, as curl, LangChain, and a fuzzer see it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import schemathesis
+from builders_fleet import Fleet, Packages, until
+from langchain_openai import ChatOpenAI
+from schemathesis.generation.modes import GenerationMode
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+
+from calculet_core.shell.build import SOURCE, head_of
+
+EXAMPLES = 12
+"""For each operation; the fuzzer's share of the test time is bounded by it."""
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Iterator[Fleet]:
+    package = packages.get("sim-batch", "--step-ms", "1")
+    with Fleet(tmp_path_factory.mktemp("fleet"), package, packages.key.with_suffix(".pub")) as fleet:
+        yield fleet
+        assert fleet.completion().status == 200, "what served must still serve"
+
+
+# ---------------------------------------------------------------- tokens
+def test_tokens_of_a_text_and_of_a_chat_and_back(fleet: Fleet) -> None:
+    asked = fleet.post("/tokenize", {"model": fleet.alias, "prompt": "Hé!", "return_token_strs": True}).json()
+    assert asked["tokens"] == list("Hé!".encode()) and asked["count"] == 4 and asked["max_model_len"] == 4096
+    assert asked["token_strs"][0] == "H" and len(asked["token_strs"]) == 4
+    back = fleet.post("/detokenize", {"model": fleet.alias, "tokens": asked["tokens"]})
+    assert back.json() == {"prompt": "Hé!"}
+    messages = [{"role": "user", "content": "Hello"}]
+    chat = fleet.post("/tokenize", {"model": fleet.alias, "messages": messages}).json()
+    answer = fleet.post("/v1/chat/completions", {"model": fleet.alias, "messages": messages, "max_tokens": 1}).json()
+    assert chat["count"] == answer["usage"]["prompt_tokens"]
+    text = fleet.post("/detokenize", {"model": fleet.alias, "tokens": chat["tokens"]}).json()["prompt"]
+    again = fleet.post("/tokenize", {"model": fleet.alias, "prompt": text}).json()
+    assert again["tokens"] == chat["tokens"], "control tokens are spelled out and read again"
+    assert fleet.post("/detokenize", {"model": fleet.alias, "tokens": []}).json() == {"prompt": ""}
+
+
+def test_a_question_that_has_no_answer_is_a_clear_400(fleet: Fleet) -> None:
+    for path, fields, param in (
+        ("/detokenize", {"tokens": [999_999]}, "tokens"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": ""}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+    ):
+        answer = fleet.post(path, {"model": fleet.alias, **fields})
+        assert (answer.status, answer.json()["error"]["param"]) == (400, param), answer.body
+    assert fleet.post("/tokenize", {"model": "nowhere", "prompt": "x"}).status == 404
+    assert fleet.get("/tokenize").status == 405
+
+
+# ---------------------------------------------------------------- extension, version, document
+def test_the_extension_counts_tokens_and_its_hash_is_the_answers(fleet: Fleet) -> None:
+    body = {"model": fleet.alias, "prompt": "abc", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    whole = fleet.post("/v1/completions", body, **{"x-calculet-timing": "1"}).json()
+    (told,) = whole["calculet"]["choices"]
+    assert told["tokens"] == 9 == whole["usage"]["completion_tokens"] and len(told["token_hash"]) == 16
+    assert all(told[name] >= 0 for name in ("queue_ms", "prefill_ms", "decode_ms", "device_ms"))
+    events = [json.loads(event) for event in fleet.stream({**body, "calculet": {"timing": True}}) if event != "[DONE]"]
+    assert sum(event["calculet"]["tokens"] for event in events) == 9
+    assert events[-1]["calculet"]["token_hash"] == told["token_hash"]
+    assert "calculet" not in fleet.post("/v1/completions", body).json()
+    assert fleet.post("/v1/completions", body, **{"x-calculet-timing": "maybe"}).status == 400
+
+
+def test_the_version_goes_down_to_the_boards(fleet: Fleet) -> None:
+    told = fleet.get("/version").json()
+    assert told["commit"] == head_of(SOURCE / ".git") and told["version"]
+    assert [board["board"] for board in told["boards"]] == fleet.boards
+    for board in told["boards"]:
+        assert board["state"] == "READY" and board["chips"] >= 1 and len(board["digest"]) == 64
+        assert board["device"]["device"] and board["device"]["runtime"]
+        assert set(board["device"]) == {"device", "serial_hash", "runtime", "driver", "firmware", "power_mode"}
+
+
+def test_the_document_describes_every_path_and_only_those(fleet: Fleet) -> None:
+    document = fleet.get("/openapi.json").json()
+    for path, operations in document["paths"].items():
+        for method in operations:
+            found = fleet.ask(method.upper(), path.replace("{id}", fleet.alias), b"{}" if method == "post" else None)
+            assert found.status in (200, 400), (path, found.body)
+            assert str(found.status) in operations[method]["responses"]
+    chat = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"messages", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "top_logprobs"} <= set(chat)
+    assert "tools" not in chat
+
+
+PATHS = (
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/v1/models"),
+    ("GET", "/v1/models/{id}"), ("GET", "/health"), ("GET", "/version"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
+@pytest.mark.parametrize(("method", "path"), PATHS)
+def test_nothing_that_a_fuzzer_sends_gets_an_answer_that_is_not_in_the_document(
+    fleet: Fleet, method: str, path: str, mode: GenerationMode
+) -> None:
+    schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{fleet.port}/openapi.json")
+    operation = schema[path][method]
+    if mode is GenerationMode.NEGATIVE and method == "GET":
+        pytest.skip("nothing in it can be wrong")
+
+    answers: list[int] = []
+
+    @hypothesis.settings(
+        max_examples=EXAMPLES, deadline=None, derandomize=True, database=None, phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        case.body = without_floats(case.body)
+        if mode is GenerationMode.POSITIVE:
+            case.headers.pop("X-Request-Timeout-Ms", None)  # else any answer may be late
+        if mode is GenerationMode.POSITIVE and isinstance(case.body, dict):
+            case.body["model"] = fleet.alias
+            if path.startswith("/v1/"):
+                case.body["max_tokens"] = 2
+            for name in {"tokens", "prompt"} & set(case.body):
+                case.body[name] = within_vocabulary(case.body[name])
+        response = case.call(timeout=60)
+        if mode is GenerationMode.NEGATIVE:
+            assert 400 <= response.status_code < 500, response.text
+        assert response.status_code in (200, 400, 404), response.text
+        answers.append(response.status_code)
+        case.validate_response(response, checks=[status_code_conformance, content_type_conformance, response_schema_conformance])
+
+    check()
+    if mode is GenerationMode.POSITIVE and "{" not in path:
+        assert answers.count(200) > len(answers) / 3, "the fuzzer must get past the parser"
+
+
+def within_vocabulary(value: Any) -> Any:
+    """Token ids that there are."""
+    if isinstance(value, list):
+        return [within_vocabulary(item) for item in value]
+    return value % 256 if isinstance(value, int) else value
+
+
+def without_floats(value: Any) -> Any:
+    """1.0 is an integer in JSON Schema; in a body, where one is asked for, 1 is."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: without_floats(item) for key, item in value.items()}
+    return [without_floats(item) for item in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------- other clients
+def test_langchain_chats_and_streams(fleet: Fleet) -> None:
+    model = ChatOpenAI(model=fleet.alias, base_url=f"http://127.0.0.1:{fleet.port}/v1", api_key="any", max_tokens=8, temperature=0)  # type: ignore[call-arg,arg-type]
+    whole = model.invoke("Hello")
+    assert whole.content and whole.usage_metadata and whole.usage_metadata["output_tokens"] <= 8
+    assert "".join(str(chunk.content) for chunk in model.stream("Hello")) == whole.content
+
+
+def curl(fleet: Fleet, *arguments: str) -> str:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    done = subprocess.run(["curl", "-sS", "--max-time", "60", *arguments], capture_output=True, text=True, timeout=90)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_curl_chats_streams_and_sees_errors(fleet: Fleet) -> None:
+    url = f"http://127.0.0.1:{fleet.port}"
+    body = json.dumps({"model": fleet.alias, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5, "temperature": 0})
+    whole = json.loads(curl(fleet, f"{url}/v1/chat/completions", "--json", body))
+    streamed = curl(fleet, "-N", f"{url}/v1/chat/completions", "--json", body[:-1] + ',"stream":true}')
+    assert streamed.rstrip().endswith("data: [DONE]")
+    texts = [json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in streamed.splitlines() if line.startswith("data: {")]
+    assert "".join(texts) == whole["choices"][0]["message"]["content"]
+    head = curl(fleet, "-i", "-H", "X-Request-Id: night-shift", f"{url}/v1/models/nowhere")
+    assert head.startswith("HTTP/1.1 404") and "x-request-id: night-shift" in head and '"code":"model_not_found"' in head
+    big = "x" * 2_000
+    expected = curl(fleet, f"{url}/v1/completions", "-H", "Expect: 100-continue", "--json", json.dumps({"model": fleet.alias, "prompt": big, "max_tokens": 1}))
+    assert json.loads(expected)["usage"]["prompt_tokens"] == 2_000
+    assert curl(fleet, "-I", f"{url}/v1/models").startswith("HTTP/1.1 200")
+    assert json.loads(curl(fleet, "--http2", f"{url}/livez")) == {"status": "ok"}, "an offer to upgrade is not taken, and does no harm"
+
+
+def test_a_lookup_survives_a_killed_board(fleet: Fleet) -> None:
+    fleet.kill("worker", fleet.boards[0])
+    for _ in range(6):
+        assert fleet.post("/tokenize", {"model": fleet.alias, "prompt": "x"}).status == 200
+    until(lambda: fleet.ready_boards() == 2, "both boards again")

@@ -1,0 +1,245 @@
+"""The simulation's own parts: a tool that judges others has to be right itself."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from calculet_core.clock import MS, S
+from calculet_core.history import Violation
+from calculet_supervisor.shell.store import Wanted
+from calculet_worker.device.faults import AnyFault
+from simulation import search
+from simulation.checker import FairShares
+from simulation.clients import Clients
+from simulation.device import ArmedPlan
+from simulation.disk import VirtualStore, run
+from simulation.injector import Injector
+from simulation.processes import Crashed, Process
+from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Act, Fault, Scenario, Traffic, rough
+from simulation.search import as_code, shrink
+from simulation.timeline import LIVELOCK_STEPS, Livelock, Timeline
+from simulation.transport import Pipe
+from simulation.world import World
+
+NOTHING = Scenario(1, 1.0, requests=frozenset())
+
+
+@pytest.fixture
+def world() -> Any:
+    found = World(NOTHING)
+    yield found
+    found.disk.close()
+
+
+# ---------------------------------------------------------------- time and links
+def test_things_happen_in_order_of_their_time_then_of_their_asking() -> None:
+    timeline, seen = Timeline(), list[str]()
+    for delay, name in ((5, "c"), (1, "a"), (5, "d"), (2, "b")):
+        timeline.after(delay, seen.append, name)
+    timeline.run_until(timeline.now + 10)
+    assert seen == ["a", "b", "c", "d"]
+
+
+def test_time_that_does_not_move_is_an_error() -> None:
+    timeline = Timeline()
+
+    def again() -> None:
+        timeline.after(0, again)
+
+    again()
+    with pytest.raises(Livelock, match=str(LIVELOCK_STEPS)):
+        timeline.run_until(timeline.now + 1)
+
+
+class Peer:
+    """Two processes and a pipe between them."""
+
+    def __init__(self, world: World, high_water: int = 100) -> None:
+        self.world, self.got = world, list[int]()
+        self.reader = Process(world, "reader", 1)
+        self.pipe = Pipe(world, world.rng("pipe"), self.reader, lambda frames: self.got.append(int(frames[0])), high_water)
+
+    def send(self, *numbers: int) -> list[bool]:
+        return [self.pipe.send([b"%d" % number]) for number in numbers]
+
+    def wait(self, ns: int = S) -> None:
+        self.world.timeline.run_until(self.world.timeline.now + ns)
+
+
+def test_a_pipe_delivers_once_and_in_order_whatever_the_latencies(world: World) -> None:
+    peer = Peer(world)
+    for number in range(50):
+        peer.send(number)
+        peer.wait(10_000)
+    peer.wait()
+    assert peer.got == list(range(50))
+
+
+def test_a_reader_that_does_not_read_fills_the_pipe_and_gets_everything_later(world: World) -> None:
+    peer = Peer(world, high_water=3)
+    peer.reader.stop()
+    assert peer.send(1, 2, 3, 4) == [True, True, True, False] and peer.pipe.dropped == 1
+    peer.wait()
+    assert peer.got == []
+    peer.reader.resume()
+    peer.wait()
+    assert peer.got == [1, 2, 3]
+
+
+def test_a_connection_that_breaks_loses_a_tail_and_never_the_middle(world: World) -> None:
+    peer = Peer(world)
+    peer.send(*range(10))
+    assert peer.pipe.cut(kept_share=0.5) == 5
+    peer.wait()
+    assert peer.got == [0, 1, 2, 3, 4] and peer.send(11) == [False]
+
+
+def test_nothing_reaches_a_dead_process_and_a_stopped_one_gets_it_later(world: World) -> None:
+    process, seen = Process(world, "p", 1), list[int]()
+    process.stop()
+    process.later(MS, seen.append, 1)
+    world.timeline.run_until(world.timeline.now + S)
+    assert seen == []
+    process.resume()
+    assert seen == [1]
+    process.later(MS, seen.append, 2)
+    process.has_ended()
+    world.timeline.run_until(world.timeline.now + S)
+    assert seen == [1]
+
+
+def test_a_crash_comes_after_so_many_actions(world: World) -> None:
+    process = Process(world, "p", 1)
+    process.crash_after(2)
+    process.acted()
+    process.acted()
+    with pytest.raises(Crashed):
+        process.acted()
+
+
+# ---------------------------------------------------------------- the disk
+def asked(world: World, store: VirtualStore, process: Process, draining: bool) -> list[Any]:
+    answers: list[Any] = []
+    run(process, store.want("board0", Wanted(draining=draining), "drain", 0, 0), lambda value, error: answers.append(error))
+    return answers
+
+
+def test_what_was_committed_survives_and_what_was_not_does_not(world: World) -> None:
+    first = Process(world, "supervisor", 1)
+    store = VirtualStore(first, world.disk)
+    answers = asked(world, store, first, draining=True)
+    world.timeline.run_until(world.timeline.now + S)
+    assert answers == [None]
+    asked(world, store, first, draining=False)
+    first.has_ended()
+    store.close()
+    world.timeline.run_until(world.timeline.now + S)
+    second = VirtualStore(Process(world, "supervisor", 2), world.disk)
+    assert second.read().boards == {"board0": Wanted(draining=True)}
+    second.close()
+
+
+def test_a_full_disk_refuses_and_the_time_of_a_spend_is_virtual(world: World) -> None:
+    process = Process(world, "supervisor", 1)
+    store = VirtualStore(process, world.disk)
+    world.disk.full = True
+    answers = asked(world, store, process, draining=True)
+    world.timeline.run_until(world.timeline.now + S)
+    assert isinstance(answers[0], sqlite3.OperationalError)
+    world.disk.full = False
+    run(process, store.spend("reset", "board0"), lambda value, error: answers.append(error))
+    world.timeline.run_until(world.timeline.now + S)
+    (spent_ns,) = store.read().spends["reset", "board0"]
+    assert answers[1] is None and 0 < world.timeline.now - spent_ns < S
+    store.close()
+
+
+# ---------------------------------------------------------------- faults and scenarios
+def test_every_fault_of_the_products_catalogue_can_be_armed_and_every_other_has_a_method() -> None:
+    tags = {kind.__struct_config__.tag for kind in AnyFault.__args__}
+    assert set(DEVICE_FAULTS) == tags
+    assert all(hasattr(Injector, f"_{kind}") for kind in HOST_FAULTS)
+
+
+def test_an_armed_fault_fires_once() -> None:
+    from calculet_worker.device.faults import Busy, Hook
+
+    plan = ArmedPlan()
+    plan.arm(Busy(rate=1.0))
+    assert isinstance(plan.visit(Hook.SUBMIT), Busy)
+    assert plan.visit(Hook.SUBMIT) is None and len(plan.firings) == 1
+
+
+def test_leaving_a_client_or_a_fault_out_moves_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = rough(4, 10.0)
+    assert rough(4, 10.0) == whole
+    assert set(whole.faults) <= set(rough(4, 20.0).faults)
+    came: list[dict[int, Any]] = []
+    monkeypatch.setattr(Clients, "_begin_client", lambda self, client: came[-1].update({client.number: (client.prompt, client.max_tokens)}))
+    for requests in (None, frozenset({3, 5})):
+        came.append({})
+        world = World(replace(NOTHING, requests=requests, traffic=Traffic(4.0)))
+        world.clients.begin()
+        world.timeline.run_until(world.timeline.now + 10 * S)
+        world.disk.close()
+    everybody, some = came
+    assert len(everybody) > 10 and set(some) == {3, 5} and all(everybody[number] == some[number] for number in some)
+
+
+def test_shrinking_leaves_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run is broken when the two faults at 3 s and 7 s and client 5 are there."""
+
+    def broken(scenario: Scenario) -> Any:
+        kinds = {fault.at_ns for fault in scenario.faults}
+        there = scenario.requests is None or 5 in scenario.requests
+        found = (Violation("rule", "", search.START_NS + 8 * S),) if {3 * S, 7 * S} <= kinds and there else ()
+        return search.Outcome(scenario, found, search.Counter(), search.Counter(), "", 0, 0, 0.0, 0.0)
+
+    class Counted:
+        def __init__(self, scenario: Scenario) -> None:
+            self.clients = type("C", (), {"arrived": 20})
+
+        def run(self) -> None:
+            return None
+
+    monkeypatch.setattr(search, "judge", broken)
+    monkeypatch.setattr(search, "World", Counted)
+    faults = tuple(Fault(second * S, "busy") for second in range(1, 40))
+    small = shrink(Scenario(1, 40.0, 3, 2, faults=faults, acts=(Act(S, "drain", 0, 5),)), "rule", 500)
+    assert [fault.at_ns // S for fault in small.faults] == [3, 7]
+    assert (small.acts, small.boards, small.routers, small.requests) == ((), 1, 1, frozenset({5})) and small.seconds < 9
+    assert eval(as_code(small)) == small
+
+
+# ---------------------------------------------------------------- the checker
+def test_fair_shares_are_told_from_unfair_ones() -> None:
+    both = frozenset({"gold", "default"})
+    fair, unfair = FairShares({"gold": 3.0, "default": 1.0}), FairShares({"gold": 3.0, "default": 1.0})
+    for turn in range(200):
+        assert fair.admitted("default" if turn % 4 == 0 else "gold", 100, both) is None
+    found = [unfair.admitted("default" if turn % 2 == 0 else "gold", 100, both) for turn in range(200)]
+    assert found[:3] == [None] * 3 and found[-1] is not None and "default and gold" in found[-1]
+
+
+def test_a_tenant_that_does_not_wait_is_owed_nothing() -> None:
+    shares = FairShares({"gold": 1.0, "default": 1.0})
+    for _ in range(100):
+        assert shares.admitted("gold", 100, frozenset({"gold"})) is None
+    assert shares.admitted("default", 100, frozenset({"gold", "default"})) is None
+
+
+def test_the_reference_of_the_clients_is_the_boards(world: World) -> None:
+    from calculet_worker.device.sim_rule import reference_tokens
+
+    assert world.clients.tokens((1, 2, 3), 9) == reference_tokens(world.package.manifest, [1, 2, 3], 9)
+
+
+def test_traffic_without_trouble_is_served_whole() -> None:
+    quiet = Scenario(2, 10.0, traffic=Traffic(4.0, disconnects=0.0, slow_readers=0.0, invalid=0.0, short_deadlines=0.0, burst_every_s=None))
+    ready = search.judge(quiet)
+    assert ready.worst() is None and ready.completed > 20
+    assert ready.sometimes["client got worker_lost"] == ready.sometimes["resent: worker_lost"] == 0

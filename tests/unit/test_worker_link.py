@@ -1,0 +1,62 @@
+"""A router's link to one worker: what it must hear is asked for again and again, not waited for once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from calculet_core import wire
+from calculet_core.shell.link import Frames, bind_router
+from calculet_router import events
+from calculet_router.shell.worker_link import WorkerLink
+
+
+async def until(condition: Callable[[], Any], deadline_s: float = 30.0) -> None:
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_hello_that_got_lost_is_asked_for_again_while_ticks_keep_coming(tmp_path: Path) -> None:
+    """A worker says once that it is Ready; when the connection broke just then, nobody must wait for it for ever."""
+
+    async def run() -> None:
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        state, fed = ["WARMING"], list[events.Event]()
+        peers: set[bytes] = set()
+
+        def worker(frames: Frames) -> None:
+            identity, kind, body = frames
+            peers.add(identity)
+            if isinstance(wire.decode(kind, body), wire.RouterHello):
+                server.send([identity, *wire.encode(wire.WorkerHello("board0", 1, os.getpid(), 1, "d", "toy", state[0]))])
+
+        server = bind_router(context, tmp_path / "w.sock", worker)
+        view = wire.BoardView("board0", 1, os.getpid(), f"ipc://{tmp_path / 'w.sock'}", "READY", 1, "d", "toy")
+        link = WorkerLink(context, view, 7, 0.05, fed.append, lambda reason: None)
+
+        def heard() -> list[str]:
+            return [event.hello.state for event in fed if isinstance(event, events.HelloArrived)]
+
+        await until(lambda: heard() == ["WARMING"])
+        state[0] = "READY"  # what it said about that did not arrive
+        seq = 0
+
+        def ready_while_it_ticks() -> bool:
+            nonlocal seq
+            for identity in peers:
+                seq += 1
+                server.send([identity, *wire.encode(wire.Tick(1, seq, []))])
+            return "READY" in heard()
+
+        await until(ready_while_it_ticks)
+        link.close()
+        server.close()
+        context.term()
+
+    asyncio.run(run())
