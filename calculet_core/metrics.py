@@ -118,6 +118,12 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_chip_frequency_megahertz", "gauge", "Frequency", ("chip",)),
     Metric("worker", "calculet_worker_chip_throttled", "gauge", "1 while throttled", ("chip",)),
     Metric("worker", "calculet_worker_fault_injection_armed", "gauge", "1 while a fault injector is armed"),
+    # Worker: device memory, and the process (acceptance §10.3).
+    Metric("worker", "calculet_worker_chip_memory_used_bytes", "gauge", "Device memory in use", ("chip",)),
+    Metric("worker", "calculet_worker_process_resident_bytes", "gauge", "Resident memory of the process"),
+    Metric("worker", "calculet_worker_process_cpu_seconds", "counter", "CPU time of the process, user and system"),
+    Metric("worker", "calculet_worker_process_threads", "gauge", "Threads of the process"),
+    Metric("worker", "calculet_worker_process_open_fds", "gauge", "Open file descriptors of the process"),
     # Supervisor.
     Metric("supervisor", "calculet_supervisor_workers", "gauge", "Worker processes by state", ("state",)),
     Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts", ("board",)),
@@ -128,6 +134,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_crash_bundles", "gauge", "Crash bundles of this supervisor's life", ("result",)),
     Metric("supervisor", "calculet_supervisor_limit", "gauge", "Configured limits", ("limit",)),
     Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
+    Metric("supervisor", "calculet_supervisor_bad_messages", "counter", "Ignored: strangers' bytes, malformed or unexpected messages, what is no control request", ("reason",)),
     Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
     Metric("supervisor", "calculet_supervisor_rollouts", "gauge", "Model swaps under way, by state", ("state",)),
     Metric("supervisor", "calculet_supervisor_rollouts_ended", "counter", "Model swaps ended, by how", ("state",)),

@@ -143,7 +143,7 @@ def _no_process_death(context: Context) -> Answer:
     rules, counts = context.rules, _errors(context.evidence)
     dead = {code: count for code, count in counts.items() if code in rules.process_death_errors}
     endless = {code: count for code, count in counts.items() if code in rules.endless_wait_errors}
-    injected = bool(context.evidence.faults)
+    injected = bool(context.evidence.info.injector_armed)
     if (dead or endless) and not injected:
         lines = [f"{count} requests ended with {code}" for code, count in {**dead, **endless}.items()]
         return Result.FAIL, lines[0], lines
@@ -153,21 +153,34 @@ def _no_process_death(context: Context) -> Answer:
 def _faults_recovered(context: Context) -> Answer:
     faults = context.evidence.faults
     if faults is None:
-        return Result.NOT_ASKED, "no faults were planned", []
-    bad, invalid = [], []
-    for fault in faults:
-        if fault.planned != fault.fired:
-            invalid.append(f"{fault.scenario}: {fault.planned} planned, {fault.fired} fired: the scenario is invalid")
-        elif not fault.as_expected:
-            bad.append(f"{fault.scenario}: expected {fault.expected or '-'}, observed {fault.observed or '-'}")
-        elif fault.golden_after is not True:
-            word = "failed" if fault.golden_after is False else "did not run"
-            (bad if fault.golden_after is False else invalid).append(f"{fault.scenario}: golden {word} after it")
+        if "faults_recovered" in context.rules.claims[context.claim.claim].checks:
+            return Result.INSUFFICIENT, "the fault list was not run on this build (`--faults`)", []
+        return Result.NOT_ASKED, "no fault scenarios were given", []
+    bad = [
+        f"{fault.scenario}: {(fault.reasons or ['not as expected'])[0]}"
+        for fault in faults
+        if fault.valid and not fault.as_expected
+    ]
+    invalid = [f"{fault.scenario}: {fault.planned} planned, {fault.fired} fired: invalid" for fault in faults if not fault.valid]
     if bad:
         return Result.FAIL, bad[0], bad + invalid
     if invalid or not faults:
         return Result.INSUFFICIENT, invalid[0] if invalid else "no scenario is recorded", invalid
     return Result.PASS, f"{len(faults)} scenarios ended as designed", []
+
+
+def _no_lost_board(context: Context) -> Answer:
+    """Every reset was followed by service again: by its own recovery, or at least by a request that succeeded later."""
+    evidence = context.stage_of
+    last = evidence.last_success_ns
+    lost = [
+        f"{reset.board}: {reset.kind} at {reset.at_ns / 1e9:.1f} s and nothing was served after it"
+        for reset in evidence.resets
+        if reset.recovery_ms is None and (last is None or last < reset.at_ns)
+    ]
+    if lost:
+        return Result.FAIL, lost[0], lost
+    return Result.PASS, f"{len(evidence.resets)} resets, each followed by service", []
 
 
 def _returned(context: Context) -> Answer:
@@ -221,7 +234,7 @@ def _measurement(context: Context) -> Answer:
     lines = [f"{run.info.run_id}: {item.code}: {item.message}" for run in runs for item in run.info.invalid]
     for run in runs:
         if run.info.status not in ("complete", "golden_failed"):
-            lines.append(f"{run.info.run_id}: the run ended as {run.info.status}")
+            lines.append(f"{run.info.run_id}: the run is not complete: its status is {run.info.status}")
         if run.info.selftest and not run.info.selftest.passed:
             lines.append(f"{run.info.run_id}: the client's self-test failed")
     if lines:
@@ -391,6 +404,7 @@ CHECKS: dict[str, Callable[[Context], Answer]] = {
     "finite_outputs": _finite_outputs,
     "no_process_death": _no_process_death,
     "faults_recovered": _faults_recovered,
+    "no_lost_board": _no_lost_board,
     "returned": _returned,
     "no_leak": _no_leak,
     "zero_errors": _zero_errors,

@@ -13,6 +13,7 @@ import numpy as np
 from calculet_perf.agreement import Agreement, Disagreement
 from calculet_perf.cells import Cells
 from calculet_perf.device_series import BoardSeries, DeviceSeries, DeviceTimeline
+from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, Decomposition, DeviceTotals, StepJoin
 from calculet_perf.manifest import Manifest
 from calculet_perf.records import DeviceRecord, RequestRecord, StepRecord
@@ -23,22 +24,6 @@ from calculet_perf.statistics import Floats
 
 SLOWEST = 20
 TIMELINE_POINTS = 240
-
-
-class FaultOutcome(msgspec.Struct, kw_only=True):
-    """A line of `faults.jsonl`: one planned fault and what became of it. Fields that are not known here are ignored."""
-
-    scenario: str
-    planned: int
-    fired: int
-    expected: str = ""
-    """State transitions and the client's errors that the design gives, in words."""
-    observed: str = ""
-    as_expected: bool = False
-    golden_after: bool | None = None
-    reset: bool = False
-    recovery_ms: float | None = None
-    """From the fault until the board served again."""
 
 
 class Slow(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +91,11 @@ class Evidence:
     power_w: float | None
     """Most of any board's sum of chips in one sample."""
     throttled_requests: int
-    faults: list[FaultOutcome] | None
+    faults: list[FaultRun] | None
     """None: the run had no fault scenarios."""
     stage: StageRun | None
+    last_success_ns: int | None
+    """End of the last request that succeeded; null: none did."""
     timeline: list[TimelinePoint] = field(default_factory=list)
     cases: list[CaseRecord] = field(default_factory=list)
 
@@ -121,9 +108,13 @@ class Evidence:
     def labels(self) -> list[str]:
         """What must be said wherever the run is named."""
         found = list(self.stage.labels()) if self.stage else []
-        found += [
-            f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} ({item.clause})" for item in self.info.shortened
-        ]
+        samples = [item for item in self.info.shortened if item.what.startswith("samples of ")]
+        if len(samples) > 2:
+            found.append(f"shortened: samples of {len(samples)} cells, at least {min(item.done for item in samples):g} (§8.6)")
+        for item in self.info.shortened:
+            if len(samples) <= 2 or item not in samples:
+                clause = item.clause.removeprefix("§")
+                found.append(f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} (§{clause})")
         if self.info.injector_armed:
             found.append("a fault injector was armed")
         if self.info.foreign:
@@ -136,7 +127,7 @@ class Evidence:
 def gather(
     info: RunInfo, manifest: Manifest | None, rules: Rules, requests: Iterable[RequestRecord], golden: Iterable[RequestRecord],
     steps: Iterable[StepRecord], device: Iterable[DeviceRecord], cases: Iterable[CaseRecord],
-    faults: Sequence[FaultOutcome] | None = None, stage: StageRun | None = None, journal_resets: Sequence[Reset] = (),
+    faults: Sequence[FaultRun] | None = None, stage: StageRun | None = None, journal_resets: Sequence[Reset] = (),
     configuration_errors: Sequence[str] = (),
 ) -> Evidence:  # fmt: skip
     """Read everything once, steps first: requests are joined as they come."""
@@ -148,7 +139,7 @@ def gather(
     cells, agreement = Cells(), Agreement()
     slowest: list[tuple[float, int, Slow]] = []
     unattributed: list[float] = []
-    traced = join_errors = throttled = 0
+    traced = join_errors = throttled = last_success_ns = 0
     for record in golden:
         agreement.add(record)
     for number, record in enumerate(requests):
@@ -160,6 +151,8 @@ def gather(
         if not cells.add(joined):
             continue
         agreement.add(joined)
+        if joined.ok and end is not None:
+            last_success_ns = max(last_success_ns, end)
         traced += joined.quality.server_trace_joined
         throttled += bool(record.quality.throttled)
         if parts is not None:
@@ -178,7 +171,8 @@ def gather(
         slowest=[slow for _, _, slow in sorted(slowest, reverse=True)], unattributed_ms=np.array(unattributed),
         leaks=leaks_of(series, stage, rules), resets=[*journal_resets] or resets_of(series),
         hottest_c=_greatest(timeline.temperature_c), power_w=_greatest(timeline.power_w), throttled_requests=throttled,
-        faults=None if faults is None else list(faults), stage=stage, timeline=_points(timeline), cases=found_cases,
+        faults=None if faults is None else list(faults), stage=stage, last_success_ns=last_success_ns or None,
+        timeline=_points(timeline), cases=found_cases,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ PREFIX = "calculet_"
 _WANTED = (
     "calculet_worker_chip_", "calculet_worker_device_counters", "calculet_worker_kv_", "calculet_worker_buffers",
     "calculet_worker_inflight_jobs", "calculet_worker_waiting_requests", "calculet_worker_batch_",
-    "calculet_worker_fault_injection", "calculet_worker_process_", "process_",
+    "calculet_worker_fault_injection", "calculet_worker_process_",
 )  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def device_record(
         ),
         reset_count=get(("device_counters", "resets")),
         resources=Resources(
-            rss_bytes=get(("process_resident_memory_bytes", "")), cpu_s=get(("process_cpu_seconds_total", "")),
+            rss_bytes=get(("process_resident_bytes", "")), cpu_s=get(("process_cpu_seconds_total", "")),
             threads=get(("process_threads", "")), open_fds=get(("process_open_fds", "")), leased_buffers=get(("buffers", "leased")),
             quarantined_buffers=get(("buffers", "quarantined")), kv_used_tokens=get(("kv_tokens", "used")),
             kv_reserved_tokens=get(("kv_tokens", "reserved")), active_lanes=sum(lanes) if lanes else None,

@@ -168,14 +168,15 @@ class Planner:
                 if idle or len(side.greens) - 1 >= rollout.floor or stalled:
                     return advance(rollout, wall_s, f"{board} goes back to blue", assigned=_without(rollout.assigned, board))
             return None
+        if not (rollout.acknowledged or stalled):  # a router that still sends to green must find it
+            text = "every router has acknowledged the alias"
+            return advance(rollout, wall_s, text, acknowledged=True) if acked else None
         if rollout.assigned:
             text = f"back to {rollout.blue or 'nothing'}: {', '.join(rollout.assigned)}"
             return advance(rollout, wall_s, text, assigned=())
-        if acked and not rollout.acknowledged:
-            return advance(rollout, wall_s, "every router has acknowledged the alias", acknowledged=True)
         lost = [board for board in side.live if not side.holds(board, rollout.blue)]
         hopeless = [board for board in lost if rollout.blue is not None and side.facts[board].failed == rollout.blue.digest]
-        if (len(lost) > len(hopeless) or not acked) and not stalled:
+        if len(lost) > len(hopeless) and not stalled:
             return None
         text = "rolled back" + (f"; not restored: {', '.join(lost)}" if lost else "") + _dark_words(rollout)
         return advance(rollout, wall_s, text, _E.RESTORED)

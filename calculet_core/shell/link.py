@@ -16,11 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 DRAIN_LIMIT = 256
 MAX_MESSAGE_BYTES = 64 << 20
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers: combining ZeroMQ's flag enumerations costs microseconds a message."""
+_MONITORED = int(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 log = logging.getLogger("calculet.link")
 
 Frames = list[bytes]
@@ -29,8 +31,14 @@ Frames = list[bytes]
 class Link:
     """A bound ROUTER or a connected DEALER; `on_frames` gets the frames of each message."""
 
-    def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[Frames], None], endpoint: str) -> None:
-        self.endpoint = endpoint
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        on_frames: Callable[[Frames], None],
+        endpoint: str,
+        strangers: _Strangers | None = None,
+    ) -> None:
+        self.endpoint, self._strangers = endpoint, strangers
         self._loop, self._socket, self._on_frames = asyncio.get_running_loop(), socket, on_frames
         self._recheck = self._closed = False
         self.dropped = 0
@@ -61,6 +69,8 @@ class Link:
             return
         self._closed = True
         self._loop.remove_reader(self._fd)
+        if self._strangers is not None:
+            self._strangers.close()
         self._socket.close(linger=0)
 
     def _later(self) -> None:
@@ -88,10 +98,17 @@ class Link:
         self._later()
 
 
-def bind_router(context: zmq.Context[zmq.Socket[bytes]], path: Path, on_frames: Callable[[Frames], None]) -> Link:
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]],
+    path: Path,
+    on_frames: Callable[[Frames], None],
+    on_stranger: Callable[[], None] | None = None,
+) -> Link:
     """Bind a ROUTER at an ipc path with mode 0600, replacing a stale socket file.
 
-    Frames are [identity, kind, body]. A send to a peer that is gone returns False.
+    Frames are [identity, kind, body]. A send to a peer that is gone returns False. `on_stranger` hears of every connection that
+    ended without having been a ZeroMQ peer: a port scanner's, say. ZeroMQ itself lets none of its bytes through, except where they
+    happen to look like messages of its first version; those arrive as frames, and are no messages of ours.
 
     Raises:
         zmq.ZMQError: the path cannot be bound.
@@ -99,11 +116,12 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], path: Path, on_frames: 
     path.unlink(missing_ok=True)
     socket = context.socket(zmq.ROUTER)
     _tune(socket)
+    strangers = _Strangers(socket, on_stranger) if on_stranger is not None else None
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.bind(f"ipc://{path}")
     path.chmod(0o600)
-    return Link(socket, on_frames, f"ipc://{path}")
+    return Link(socket, on_frames, f"ipc://{path}", strangers)
 
 
 def connect_dealer(
@@ -120,6 +138,40 @@ def connect_dealer(
     address = endpoint if "://" in endpoint else f"ipc://{endpoint}"
     socket.connect(address)
     return Link(socket, on_frames, address)
+
+
+class _Strangers:
+    """Counts connections of a bound socket that end before a handshake, through ZeroMQ's monitor of the socket."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_stranger: Callable[[], None]) -> None:
+        self._socket, self._on_stranger = socket, on_stranger
+        self._loop = asyncio.get_running_loop()
+        self._unknown: set[int] = set()
+        """Descriptors of connections that have not shaken hands."""
+        self._monitor: zmq.Socket[bytes] = socket.get_monitor_socket(_MONITORED)
+        self._fd: int = self._monitor.getsockopt(zmq.FD)  # type: ignore[assignment]
+        self._loop.add_reader(self._fd, self._drain)
+        self._loop.call_soon(self._drain)  # its descriptor tells nothing before it was read once
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                event = recv_monitor_message(self._monitor, _NOW)
+            except zmq.ZMQError:
+                return
+            kind, descriptor = event["event"], int(event["value"])
+            if kind == zmq.EVENT_ACCEPTED:
+                self._unknown.add(descriptor)
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._unknown.discard(descriptor)
+            elif kind == zmq.EVENT_DISCONNECTED and descriptor in self._unknown:
+                self._unknown.discard(descriptor)
+                self._on_stranger()
 
 
 def _tune(socket: zmq.Socket[bytes]) -> None:

@@ -14,6 +14,7 @@ from calculet_perf.commands.report import report
 from calculet_perf.commands.run import run
 from calculet_perf.commands.schema import schema
 from calculet_perf.commands.selftest import selftest
+from calculet_perf.commands.soak import soak
 from calculet_perf.commands.verify import verify
 
 COMMANDS: tuple[click.Command, ...] = (
@@ -22,6 +23,7 @@ COMMANDS: tuple[click.Command, ...] = (
     golden,
     capacity,
     faults,
+    soak,
     selftest,
     report,
     compare,

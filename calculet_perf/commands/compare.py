@@ -24,7 +24,7 @@ from calculet_perf.commands.judging import FILE, FOLDER, finish, judging_options
 @judging_options
 def compare(
     base: Path, candidate: Path, control: Path | None, soak: Path | None, out: Path | None, trust: tuple[Path, ...],
-    claim_name: str | None, claim_file: Path | None, rules_file: Path | None, journals: tuple[Path, ...],
+    claim_name: str | None, claim_file: Path | None, rules_file: Path | None, journals: tuple[Path, ...], faults: tuple[Path, ...],
     key: Path | None, seed: int, pdf: bool | None,
 ) -> None:  # fmt: skip
     """Compare the runs in BASE and CANDIDATE, cell by cell, and judge the claim (default: rebuild, no worse than the base).
@@ -52,7 +52,7 @@ def compare(
                 verify_folder(folder, keys)
     except (RulesError, AttestationError) as error:
         end(Exit.INVALID, str(error))
-    before, after = load_evidence(base, rules), load_evidence(candidate, rules, journals)
+    before, after = load_evidence(base, rules), load_evidence(candidate, rules, journals, faults)
     again = load_evidence(control, rules).cells if control is not None else None
     soaked = load_evidence(soak, rules) if soak is not None else None
     comparison = compare_runs(before.cells, after.cells, rules.claims[claim.claim], claim, seed, again)

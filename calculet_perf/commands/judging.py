@@ -38,6 +38,9 @@ def judging_options(command: F) -> F:
             multiple=True,
             help="Journal of a process of the fleet, for resets; may be repeated.",
         ),
+        click.option(
+            "--faults", type=FILE, multiple=True, help="faults.jsonl of `calculet-perf faults` on the same build; may be repeated."
+        ),
         click.option("--key", type=FILE, help="Private Ed25519 key (PEM) to sign the folder with."),
         click.option(
             "--seed", type=int, default=1, show_default=True, help="Of every resampling; the same seed gives the same report."

@@ -14,7 +14,8 @@ from calculet_perf.commands.judging import FOLDER, finish, judging_options, now_
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @judging_options
 def report(
-    folder: Path, claim_name: str | None, claim_file: Path | None, rules_file: Path | None, journals: tuple[Path, ...],
+    folder: Path, claim_name: str | None, claim_file: Path | None, rules_file: Path | None,
+    journals: tuple[Path, ...], faults: tuple[Path, ...],
     key: Path | None, seed: int, pdf: bool | None,
 ) -> None:  # fmt: skip
     """Judge the run in DIR and write its report there: report.json, report.html, report.pdf; with --key also attestation.dsse.json,
@@ -32,7 +33,7 @@ def report(
         claim = load_claim(claim_name, claim_file, rules, "baseline")
     except RulesError as error:
         end(Exit.INVALID, str(error))
-    evidence = load_evidence(folder, rules, journals)
+    evidence = load_evidence(folder, rules, journals, faults)
     verdict = judge(evidence, rules, digest, claim)
     write_report(folder, report_of(evidence, verdict, created_utc=now_utc(), seed=seed), key, pdf)
     say(verdict, folder)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from calculet_perf.evidence import Slow
 from calculet_perf.joins import PARTS
 from calculet_perf.report import figures
 from calculet_perf.report.drawing import number
-from calculet_perf.report.layout import MOST_LINES, Section, Table, more
+from calculet_perf.report.layout import MOST_LINES, Section, Table, more, span
 from calculet_perf.report.model import RunReport
 
 
@@ -23,35 +24,31 @@ def counterexamples(run: RunReport) -> Iterator[Section]:
 
 
 def _slowest(run: RunReport) -> Section:
-    head = ("request", "case", "e2e ms", "ttft", "tpot", *(part.replace("_", " ") for part in PARTS), "unattributed", "marks")
-    rows = []
-    for slow in run.slowest:
-        parts = [getattr(slow.parts, part) if slow.parts else None for part in PARTS]
-        marks = [
-            slow.error or "",
-            "throttled" if slow.throttled else "",
-            "join error" if slow.parts and slow.parts.join_error else "",
-        ]
-        rows.append(
-            (
-                slow.request_id,
-                slow.case,
-                number(slow.e2e_ms),
-                number(slow.ttft_ms),
-                number(slow.tpot_ms),
-                *(number(part) for part in parts),
-                number(slow.parts.unattributed if slow.parts else None),
-                " ".join(filter(None, marks)),
-            )
-        )
+    title = f"The {len(run.slowest)} slowest requests"
+    attributed = any(slow.parts is not None for slow in run.slowest)
+    names = (*(part.replace("_", " ") for part in PARTS), "unattributed") if attributed else ()
+    head = ("request", "case", "e2e ms", "ttft", "tpot", "tokens", *names, "marks")
+    rows = [(*_client_side(slow), *(_parts(slow) if attributed else ()), _marks(slow)) for slow in run.slowest]
     lead = "Queue, host and device time of each, joined by request and job. What no step accounts for is unattributed, not TTFT."
-    if not run.traced:
-        lead = "The server wrote no trace: their time is not attributed to queue or device."
-    picture = figures.slowest(run.slowest)
-    numeric = frozenset(range(2, 6 + len(PARTS)))
-    return Section(
-        "slowest", f"The {len(run.slowest)} slowest requests", lead, [Table(head, rows, numeric)], [picture] if picture else []
-    )
+    if not attributed:
+        lead = "The server wrote no trace of them: their time is not attributed to queue, host or device."
+    picture = figures.slowest(run.slowest) if attributed else None
+    table = Table(head, rows, frozenset(range(2, 6 + len(names))))
+    return Section("slowest", title, lead, [table], [picture] if picture else [])
+
+
+def _client_side(slow: Slow) -> tuple[str, ...]:
+    times = (number(slow.e2e_ms), number(slow.ttft_ms), number(slow.tpot_ms))
+    return (slow.request_id, slow.case, *times, "–" if slow.tokens is None else str(slow.tokens))
+
+
+def _parts(slow: Slow) -> tuple[str, ...]:
+    return tuple(number(getattr(slow.parts, part) if slow.parts else None) for part in (*PARTS, "unattributed"))
+
+
+def _marks(slow: Slow) -> str:
+    join_error = slow.parts is not None and slow.parts.join_error
+    return " ".join(filter(None, (slow.error, "throttled" if slow.throttled else "", "join error" if join_error else "")))
 
 
 def _runtime(run: RunReport) -> Section:
@@ -105,7 +102,7 @@ def _curve(run: RunReport) -> Section:
         (
             f"{point.prompt_tokens:,}",
             number(point.p50),
-            f"{number(point.p50_low)} – {number(point.p50_high)}",
+            span(point.p50_low, point.p50_high),
             number(point.p99),
             "yes" if point.certified_p99 else "no",
             str(point.count),
@@ -124,18 +121,18 @@ def _faults(run: RunReport) -> Iterator[Section]:
         return
     rows = [
         (
-            "passed" if fault.as_expected and fault.golden_after and fault.planned == fault.fired else "FAILED",
+            "passed" if fault.as_expected else "FAILED" if fault.valid else "invalid",
             fault.scenario,
             f"{fault.fired} of {fault.planned}",
             fault.expected,
-            fault.observed,
+            "; ".join([fault.observed, *fault.reasons]),
             {True: "passed", False: "failed", None: "not run"}[fault.golden_after],
             number(fault.recovery_ms),
         )
         for fault in run.faults
     ]
     head = ("", "scenario", "fired", "expected", "observed", "golden after", "recovery, ms")
-    states = ["pass" if row[0] == "passed" else "fail" for row in rows]
+    states = [{"passed": "pass", "FAILED": "fail"}.get(row[0], "insufficient_evidence") for row in rows]
     lead = "A scenario counts only when every planned fault fired and ended as designed."
     yield Section("faults", "Injected faults", lead, [Table(head, rows, frozenset({6}), states)])
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from calculet_perf.comparison import CellDelta
-from calculet_perf.report.drawing import Figure
+from calculet_perf.report.drawing import Figure, number
 from calculet_perf.report.model import CellReport
 
 MOST_LINES = 200
@@ -70,3 +70,10 @@ def interval(delta: CellDelta) -> str:
     """A change's 95 % interval."""
     ends: Sequence[float | None] = (delta.low_pct, delta.high_pct)
     return " to ".join("∞" if end is None else f"{end:+.1f}" for end in ends)
+
+
+def span(low: float | None, high: float | None) -> str:
+    """An interval of one number; a side that nothing bounds is open."""
+    if low is None and high is None:
+        return "unbounded"
+    return f"{number(low) if low is not None else '-∞'} – {number(high) if high is not None else '∞'}"

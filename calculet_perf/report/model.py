@@ -13,7 +13,8 @@ import numpy as np
 from calculet_perf.agreement import Disagreement
 from calculet_perf.cells import METRICS, Cell
 from calculet_perf.comparison import Comparison
-from calculet_perf.evidence import Evidence, FaultOutcome, Reset, Slow, TimelinePoint
+from calculet_perf.evidence import Evidence, Reset, Slow, TimelinePoint
+from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, DeviceTotals
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, NotApplicable, Returned, SelfTest
 from calculet_perf.stability import Finding
@@ -100,7 +101,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     slowest: list[Slow]
     bad_steps: list[BadStep]
     resets: list[Reset]
-    faults: list[FaultOutcome] | None
+    faults: list[FaultRun] | None
     leaks: list[Finding]
     disagreements: list[Disagreement]
     compared_answers: int
@@ -237,7 +238,7 @@ def _curve(cells: list[CellReport]) -> list[CurvePoint]:
     """One request at a time, streamed, not throttled; of several outputs at one prompt length the longest."""
     best: dict[int, CellReport] = {}
     for cell in cells:
-        alone = cell.concurrency == 1 and cell.stream and not cell.stratum
+        alone = cell.arrival == "single" and cell.stream and not cell.stratum
         if alone and cell.prompt_tokens is not None and CURVE_METRIC in cell.metrics:
             other = best.get(cell.prompt_tokens)
             if other is None or (cell.output_tokens or 0) > (other.output_tokens or 0):

@@ -9,7 +9,7 @@ from calculet_perf.comparison import CellDelta, Gate
 from calculet_perf.report import figures
 from calculet_perf.report.counterexamples import counterexamples
 from calculet_perf.report.drawing import number
-from calculet_perf.report.layout import MOST_LINES, WORDS, Section, Table, cell_name, interval, number_name, percent
+from calculet_perf.report.layout import MOST_LINES, WORDS, Section, Table, cell_name, interval, more, number_name, percent, span
 from calculet_perf.report.model import CellReport, Report, RunReport
 from calculet_perf.statistics.compare import Outcome
 from calculet_perf.statistics.summary import Quantile
@@ -123,7 +123,7 @@ def _winners(report: Report) -> Section:
     head = ("", "cell", "number", "base", "candidate", "change", "95 % interval", "direction", "samples")
     lines = [f"only in the base: {', '.join(comparison.only_base)}"] if comparison.only_base else []
     lines += [f"only in the candidate: {', '.join(comparison.only_candidate)}"] if comparison.only_candidate else []
-    lines += [*report.notes, "* not certified: too few samples for this quantile"]
+    lines += [*more(len(comparison.deltas)), *report.notes, "* not certified: too few samples for this quantile"]
     table = Table(head, rows, frozenset({3, 4, 5, 6, 8}), [delta.change for delta in shown])
     return Section("winners", "Winners and losers", lead, [table], [picture for picture in pictures if picture], lines)
 
@@ -190,22 +190,19 @@ def _metric_row(cell: CellReport, metric: str) -> tuple[str, ...]:
     summary = cell.metrics[metric]
     q = summary.quantiles
 
-    def low_high(low: float | None, high: float | None) -> str:
-        return f"{number(low)} – {number(high) if high is not None else '∞'}"
-
     return (
         cell_name(cell),
         str(summary.count),
         _quantile(q["p50"]),
-        low_high(q["p50"].exact_low, q["p50"].exact_high),
+        span(q["p50"].exact_low, q["p50"].exact_high),
         _quantile(q["p90"]),
         _quantile(q["p95"]),
         _quantile(q["p99"]),
-        low_high(q["p99"].bootstrap_low, q["p99"].bootstrap_high),
+        span(q["p99"].bootstrap_low, q["p99"].bootstrap_high),
         _quantile(q["p999"]),
         number(summary.max),
         number(summary.mean),
-        low_high(summary.mean_low, summary.mean_high),
+        span(summary.mean_low, summary.mean_high),
         number(summary.std),
         number(summary.mad),
     )

@@ -11,7 +11,8 @@ import msgspec
 from calculet_core.artifact import sha256_hex
 from calculet_core.shell.files import read_bounded
 from calculet_core.shell.journal import read_journal
-from calculet_perf.evidence import Evidence, FaultOutcome, gather
+from calculet_perf.evidence import Evidence, gather
+from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.manifest import Manifest, ManifestError
 from calculet_perf.records import RecordError, decoder, from_line
 from calculet_perf.recovery import resets
@@ -51,8 +52,8 @@ def load_claim(name: str | None, path: Path | None, rules: Rules, default: str) 
     return claim
 
 
-def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = ()) -> Evidence:
-    """Read a run.
+def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = (), faults: Sequence[Path] = ()) -> Evidence:
+    """Read a run, with the fault scenarios that the same build went through.
 
     Raises:
         RunDirError, RecordError: it is no run, or a line of it is wrong; names file and line.
@@ -69,7 +70,7 @@ def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = ()) -> 
         reader.steps(),
         reader.device(),
         reader.cases(),
-        faults=_faults(folder / FAULTS),
+        faults=_faults([folder / FAULTS, *faults]),
         stage=_stage(folder / STAGE),
         journal_resets=resets(events),
         configuration_errors=problems,
@@ -101,8 +102,10 @@ def _manifest(reader: RunReader) -> tuple[Manifest | None, list[str]]:
     return manifest, problems
 
 
-def _faults(path: Path) -> list[FaultOutcome] | None:
-    return list(read_lines(path, FaultOutcome)) if path.exists() else None
+def _faults(paths: Sequence[Path]) -> list[FaultRun] | None:
+    """Outcomes of the fault list's scenarios; None: no file."""
+    found = [path for path in paths if path.exists()]
+    return [outcome for path in found for outcome in read_lines(path, FaultRun)] if found else None
 
 
 def _stage(path: Path) -> StageRun | None:

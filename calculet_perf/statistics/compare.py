@@ -102,10 +102,12 @@ class Delta:
         beyond = sign * (self.log_ratios - edge)
         within = int(np.count_nonzero(beyond <= 0))
         counted = (within + 1) / (len(beyond) + 1)
-        finite = beyond[np.isfinite(beyond)]
-        if within or len(finite) < len(beyond) or finite.std() == 0:
+        if within:
             return counted
         # No resample is within: the count only says "below 1 / 2000", which a correction for many gates would use up.
+        finite = beyond[np.isfinite(beyond)]
+        if len(finite) == 0 or finite.std() == 0:
+            return 0.0
         return min(counted, 1 - NormalDist().cdf(float(finite.mean() / finite.std())))
 
 

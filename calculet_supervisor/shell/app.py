@@ -135,10 +135,12 @@ class Supervisor:
         sweep_dead(self.fleet, begun, alive)
         for board, pid in alive.items():
             self.sightings.started(board, pid)
-        self._link: Link = bind_router(self._context, self.fleet.supervisor_socket, self._from_peer)
+        self._link: Link = bind_router(
+            self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger")
+        )
         verbs = Verbs(self)
         table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table()}
-        control = await serve_control(self.fleet.control_socket, table)
+        control = await serve_control(self.fleet.control_socket, table, lambda: self._telemetry.bad_message("control"))
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, self._exposition)
         self._sees = True
@@ -265,6 +267,7 @@ class Supervisor:
             message = wire.decode(kind, body)
         except ValueError as error:
             log.warning("a message was ignored: %s", error)
+            self._telemetry.bad_message("malformed")
             return
         if isinstance(message, wire.WorkerReport):
             if self.sightings.heard_worker(identity, message, now_ns):
@@ -279,6 +282,7 @@ class Supervisor:
                 self._link.send([identity, *wire.encode(self.view)])
         else:
             log.warning("a message was ignored: %s is not for a supervisor", type(message).__name__)
+            self._telemetry.bad_message("unexpected")
 
     # ---------------------------------------------------------------- deciding
     def decide_soon(self) -> None:

@@ -42,8 +42,8 @@ class Refused(Exception):
 Verb = Callable[[Mapping[str, Any], Caller], Awaitable[dict[str, Any]]]
 
 
-async def serve_control(path: Path, verbs: Mapping[str, Verb]) -> asyncio.Server:
-    """Answer requests on the socket, each by the verb it names."""
+async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[[], None] = lambda: None) -> asyncio.Server:
+    """Answer requests on the socket, each by the verb it names; `on_bad` hears of connections that sent no request."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         caller = _caller(writer.get_extra_info("socket"))
@@ -56,6 +56,7 @@ async def serve_control(path: Path, verbs: Mapping[str, Verb]) -> asyncio.Server
                     await writer.drain()
         except (msgpack.UnpackException, msgpack.BufferFull, ValueError) as error:
             log.warning("a control connection (pid %s) is closed: not a request: %s", caller.pid, error)
+            on_bad()
         except ConnectionError:
             pass
         finally:

@@ -46,6 +46,10 @@ class Telemetry:
         elif note.event == history.FLEET_RESET_DENIED:
             self._collectors("calculet_supervisor_resets_denied", board=note.board).inc()
 
+    def bad_message(self, reason: str) -> None:
+        """Bytes that were no message for us."""
+        self._collectors("calculet_supervisor_bad_messages", reason=reason).inc()
+
     def exposition(
         self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool
     ) -> bytes:

@@ -151,7 +151,9 @@ class Worker:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         executor = SynchronousExecutor if self._board.synchronous else Executor
         self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
-        self._data: Link = bind_router(context, self._data_path, self._from_router)
+        self._data: Link = bind_router(
+            context, self._data_path, self._from_router, lambda: self._bad("stranger", "not a ZeroMQ peer")
+        )
         self._lookups = Lookups(self._epoch, self._pool, self._data.send)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")

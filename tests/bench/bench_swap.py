@@ -55,6 +55,8 @@ def main() -> None:
                     assert found["state"] == "DONE", found["reason"]
                     time.sleep(0.3)
                     overheads.append((found["ended"] - found["begun"] - own_s(fleet, since_ns)) / len(fleet.boards) * 1000)
+            print(f"{CLIENTS} clients, {len(load.answers)} answers, {len(load.failed)} failed, never fewer than {load.fewest} of 4 boards")
+            with Load(fleet, CLIENTS) as load:
                 for _ in range(SWAPS):
                     begun = ask(fleet, "load", alias="toy", package=str(green))["rollout"]
                     until(lambda: rollout(fleet)["state"] == "DRAINING_BLUE", "the alias has moved")
@@ -62,7 +64,7 @@ def main() -> None:
                     found = until_over(fleet, begun)
                     back = [step for step in found["log"] if "every router" in step["text"]][-1]["wall_s"]
                     backs.append((back - step_s(found, "rolls back: ")) * 1000)
-            print(f"{CLIENTS} clients, {len(load.answers)} answers, {len(load.failed)} failed, never fewer than {load.fewest} of 4 boards")
+            print(f"rolled back in the middle: {len(load.answers)} answers, {len(load.failed)} failed")
             print(f"a swap beyond the boards' own drain, load and golden time: {spread(overheads, 'ms a board')}")
             print(f"rollback while blue boards remain, command to last router's acknowledgement: {spread(backs, 'ms')}")
 

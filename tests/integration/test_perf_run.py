@@ -281,6 +281,23 @@ def test_capacity_is_searched_and_a_bound_says_that_it_is_one(tmp_path: Path) ->
     assert "no rate was stable" in done.stderr
 
 
+def test_a_shortened_stage_says_so_everywhere(tmp_path: Path) -> None:
+    with a_mock_server(tmp_path) as server:
+        manifest = files(tmp_path, server.url)
+        refused = perf("soak", manifest, "--stage", "dev")
+        assert (refused.returncode, "needs --target-qps" in refused.stderr) == (INVALID, True)
+        done = perf("soak", manifest, "--stage", "candidate", "--target-qps", "10", "--seconds", "6", "--out", tmp_path / "soak")
+    assert done.returncode == PASS, done.stderr
+    stage = json.loads((tmp_path / "soak" / "stage.json").read_text())
+    assert (stage["stage"], stage["asked_s"], stage["load_share"]) == ("candidate", 28800, 1.0)
+    assert 6 <= stage["done_s"] < 60
+    shortened = {cut.what: (cut.asked, cut.done) for cut in info_of(tmp_path / "soak").shortened}
+    assert shortened["stage candidate"] == (28800, 6)
+    cases = list(RunReader(tmp_path / "soak").cases())
+    assert [case.round for case in cases] == list(range(len(cases))), "one after the other"
+    assert {record.case.class_name for record in records(tmp_path / "soak")} >= {"short"}
+
+
 # ---------------------------------------------------------------- the real thing
 def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: Packages) -> None:
     cells = [
@@ -317,6 +334,7 @@ def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: 
     assert {sample.board for sample in samples} == {"board0", "board1"}
     assert {sample.phase for sample in samples} >= {"idle", "measure", "after"}
     assert all(chip.temperature_c is not None for sample in samples for chip in sample.chips)
+    assert all((sample.resources.rss_bytes or 0) > 1e6 and (sample.resources.open_fds or 0) > 3 for sample in samples)
     assert {one.resource for one in info.returned} >= {"leased_buffers", "kv_used_tokens", "active_lanes"}
     assert all(one.returned for one in info.returned)
     lanes = [case for case in RunReader(tmp_path / "run").cases() if case.kind == "lanes"]

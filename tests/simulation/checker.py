@@ -160,7 +160,7 @@ class FleetChecker:
         if client is None or serving is None or client.tenant in self._capped:
             return
         place = (worker.board, worker.epoch, event.generation or 0)
-        waiting = frozenset(tenant for tenant, line in serving.fair._tenants.items() if line.line) - self._capped - {""}
+        waiting = frozenset(seq.tenant for seq in serving.fair.waiting()) - self._capped - {""}
         shares = self._shares.get(place)
         if shares is None:
             self._shares = {other: kept for other, kept in self._shares.items() if other[0] != worker.board}
@@ -310,7 +310,7 @@ class FleetChecker:
         for router in world.keeper.routers.values():
             if router.listening and router.dispatcher.inflight:
                 self.broken("baseline", f"{router.name}: {router.dispatcher.inflight} requests in flight")
-            actives = router.tenants._active if router.listening else {}
+            actives = router.tenants.active if router.listening else {}
             if any(actives.values()):
                 self.broken("baseline", f"{router.name}: tenants' actives are {actives}")
         self._check_acts()

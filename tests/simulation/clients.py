@@ -16,7 +16,6 @@ from calculet_core.clock import MS, S
 from calculet_core.errors import CalculetError
 from calculet_core.history import Event
 from calculet_core.requests import Prompt, SamplingParams, StopRules
-from calculet_router import events
 from calculet_router.openai import Call, Kind
 from calculet_worker.device.sim_rule import TokenRule, profile_of
 
@@ -115,7 +114,7 @@ class Client:
             Kind.TEXT, world.alias, [prompt], self.choices, self.max_tokens, GREEDY, stop, self.stream, False, False, self.choices
         )
         self.router = None
-        router.call(router.feed, events.CallArrived(self, call, 0, self.tenant.encode(), self.timeout_ms))
+        router.call(router.ask, self, call, b"Bearer " + self.tenant.encode(), self.timeout_ms)
         if self.router is None:
             self.outcome, self.code = "failed", "connection lost"
             self._again(0.5)

@@ -113,9 +113,9 @@ def a_lost_lane_is_given_out_again(patch: Patch) -> None:
 def a_cancelled_requests_lane_is_never_released(patch: Patch) -> None:
     release = serving.Serving.release
 
-    def bug(self: serving.Serving, seq: SequenceState, out: list[Any]) -> None:
+    def bug(self: serving.Serving, seq: SequenceState, *args: Any) -> None:
         if seq.state is not RequestState.CANCELLED:
-            release(self, seq, out)
+            release(self, seq, *args)
 
     patch.setattr(serving.Serving, "release", bug)
 

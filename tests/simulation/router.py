@@ -12,14 +12,17 @@ import msgspec
 
 from calculet_core import wire
 from calculet_core.clock import MS, S
-from calculet_core.config import TenantConfig
+from calculet_core.errors import CalculetError
 from calculet_core.history import Event
+from calculet_core.keys import KeyFile, KeyRecord, hash_key
 from calculet_router import actions, events
 from calculet_router.aliases import Aliases
 from calculet_router.dispatch import Dispatcher
 from calculet_router.fleet import Roster
-from calculet_router.tenants import DEFAULT, Tenants
+from calculet_router.openai import Call
+from calculet_router.tenants import Tenants
 from simulation.processes import Process
+from simulation.scenario import TENANTS
 from simulation.transport import Frames, Link
 
 if TYPE_CHECKING:
@@ -30,14 +33,13 @@ GREETING_NS = 20 * MS
 LAST_WORDS_NS = 1 * MS
 KNOCK_NS = 50 * MS
 REPORT_NS = 1 * S
-
-
-class KeyedTenants(Tenants):
-    """A key is the tenant's name: what an authenticating router will do, in short."""
-
-    def identify(self, authorization: bytes | None) -> TenantConfig:
-        name = authorization.decode() if authorization else DEFAULT
-        return self._configs.get(name) or self._configs[DEFAULT]
+KEYS = KeyFile(
+    1,
+    tuple(
+        KeyRecord(f"{number:08x}", tenant.name, hash_key(tenant.name.encode()).hex(), 0, 0) for number, tenant in enumerate(TENANTS)
+    ),
+)
+"""Every tenant's key is its name."""
 
 
 class WorkerLink:
@@ -126,7 +128,8 @@ class RouterHost(Process):
 
     def _boot(self) -> None:
         settings = self.world.settings
-        tenants = self.tenants = KeyedTenants(settings.tenants, self.timeline.now)
+        tenants = self.tenants = Tenants(settings.tenants, self.timeline.now)
+        tenants.take_keys(KEYS)
         aliases = Aliases({self.world.alias: settings.scheduler.admission})
         self.dispatcher = Dispatcher(self.incarnation, settings.router, Roster(), aliases, tenants)
         self._links: dict[tuple[str, int], WorkerLink] = {}
@@ -188,6 +191,12 @@ class RouterHost(Process):
             link.send(message)
         elif isinstance(message, wire.Submit):
             self.later(0, self.feed, events.Unsent(board, epoch, message.request_id, message.attempt))
+
+    def ask(self, owner: Any, call: Call, authorization: bytes, timeout_ms: int | None) -> None:
+        """A parsed call, from whoever holds the key."""
+        identity = self.tenants.identify(authorization, self.timeline.time())
+        assert not isinstance(identity, CalculetError), identity
+        self.feed(events.CallArrived(owner, call, 0, identity, timeout_ms))
 
     def gone(self, owner: Any, reason: str, code: str | None = None) -> None:
         """A client left, or was dropped."""

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, day, rough
+from calculet_core.clock import S
+from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, day, rough
 from simulation.search import Outcome, judge, search
+from simulation.world import World
 
-SEEDS = 200
+SEEDS, SECONDS = 200, 30.0
 SOMETIMES = {
     "a commit failed: the disk is full", "a report was ignored: not its worker", "a slow reader was dropped", "an act was refused",
     "an action failed and is decided again", "an answer began again", "board fault: bad_numbers", "board fault: ccu_exception",
@@ -25,8 +27,8 @@ SOMETIMES = {
     "job lost", "lane lost", "messages were lost with a connection", "operator: drain", "operator: restart", "operator: resume",
     "operator: start", "operator: stop", "resent: failed", "resent: message_lost", "resent: refused", "resent: silent",
     "resent: unanswered", "resent: unsent", "resent: worker_lost", "reset denied", "reset granted", "router ignored: late",
-    "router saw a gap", "stale completion dropped", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
-    "worker could not send", "worker lost a router: lease", "worker replaced: it did not stop",
+    "router saw a gap", "stale completion dropped", "supervisor stood still", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
+    "worker could not send", "worker lost a router: lease", "worker stood still", "worker replaced: it did not stop",
     "worker replaced: jobs in flight and no step", "worker replaced: no heartbeat",
 }  # fmt: skip
 """Recovery branches that the seeds must have run: a search proves nothing about a branch that never ran."""
@@ -35,7 +37,7 @@ SOMETIMES = {
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
     """The rough runs, on two processes."""
-    return list(search([rough(seed) for seed in range(SEEDS)], 2))
+    return list(search([rough(seed, SECONDS) for seed in range(SEEDS)], 2))
 
 
 @pytest.mark.timeout(900)
@@ -60,6 +62,21 @@ def test_two_ordinary_hours_hold_every_promise() -> None:
     outcome = judge(day(7, hours=2.0, boards=2, per_s=0.3))
     assert outcome.worst() is None
     assert outcome.completed > 0.95 * outcome.requests > 2_000
+
+
+def test_a_crash_loop_is_quarantined_and_the_board_comes_back() -> None:
+    killed = tuple(Fault(int(second * S), "kill_worker") for second in (3, 5, 7, 9, 12, 16, 21, 27, 34))
+    outcome = judge(Scenario(1, 40.0, 1, faults=killed))
+    assert outcome.worst() is None
+    assert outcome.sometimes["worker quarantined"] and outcome.virtual_s > 16 + 60, "it is tried again a minute later"
+
+
+def test_a_board_that_was_refused_a_reset_gets_it_when_the_window_allows_it() -> None:
+    faults = tuple(Fault(int(second * S), "ccu_exception") for second in (5, 12, 19))
+    world = World(Scenario(1, 700.0, 1, traffic=Traffic(per_s=0.5, burst_every_s=None), faults=faults)).run()
+    assert world.checker.violations == []
+    assert (world.sometimes["reset granted"], world.sometimes["reset denied"]) == (3, 1)
+    assert world.keeper.workers["board0"].engine.life.state.name == "READY"
 
 
 def trace_of(seed: int, hash_seed: str) -> str:

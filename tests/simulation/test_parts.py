@@ -10,8 +10,9 @@ import pytest
 
 from calculet_core.clock import MS, S
 from calculet_core.history import Violation
-from calculet_supervisor.shell.store import Wanted
+from calculet_supervisor.shell.store import Act, Wanted
 from calculet_worker.device.faults import AnyFault
+from simulation import scenario as plans
 from simulation import search
 from simulation.checker import FairShares
 from simulation.clients import Clients
@@ -19,7 +20,7 @@ from simulation.device import ArmedPlan
 from simulation.disk import VirtualStore, run
 from simulation.injector import Injector
 from simulation.processes import Crashed, Process
-from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Act, Fault, Scenario, Traffic, rough
+from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, rough
 from simulation.search import as_code, shrink
 from simulation.timeline import LIVELOCK_STEPS, Livelock, Timeline
 from simulation.transport import Pipe
@@ -124,7 +125,7 @@ def test_a_crash_comes_after_so_many_actions(world: World) -> None:
 # ---------------------------------------------------------------- the disk
 def asked(world: World, store: VirtualStore, process: Process, draining: bool) -> list[Any]:
     answers: list[Any] = []
-    run(process, store.want("board0", Wanted(draining=draining), "drain", 0, 0), lambda value, error: answers.append(error))
+    run(process, store.want("board0", Wanted(draining=draining), Act("drain", "board0")), lambda value, error: answers.append(error))
     return answers
 
 
@@ -209,7 +210,7 @@ def test_shrinking_leaves_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "judge", broken)
     monkeypatch.setattr(search, "World", Counted)
     faults = tuple(Fault(second * S, "busy") for second in range(1, 40))
-    small = shrink(Scenario(1, 40.0, 3, 2, faults=faults, acts=(Act(S, "drain", 0, 5),)), "rule", 500)
+    small = shrink(Scenario(1, 40.0, 3, 2, faults=faults, acts=(plans.Act(S, "drain", 0, 5),)), "rule", 500)
     assert [fault.at_ns // S for fault in small.faults] == [3, 7]
     assert (small.acts, small.boards, small.routers, small.requests) == ((), 1, 1, frozenset({5})) and small.seconds < 9
     assert eval(as_code(small)) == small

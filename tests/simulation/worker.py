@@ -261,6 +261,10 @@ class WorkerHost(Process):
             self.world.saw("worker stood still")
             self.routers.overslept(now - self._kept_ns)
         self._kept_ns = now
+        free = self.engine.free_lanes
+        if free is not None:
+            full = free > 0 and not self.device.can_allocate(free)
+            self.tell(events.CountersRead(self.device.counters().pending, full))
         for router, reason in self.routers.lapsed(now):
             self.world.saw(f"worker lost a router: {reason.split(':')[0]}")
             self.world.checker.router_lost(self, router)

@@ -198,3 +198,18 @@ def test_a_comparison_is_signed_with_the_hashes_of_what_it_judged(tmp_path: Path
     assert found.exit_code == 3, "60 samples gate no P99"
     assert "exit 3, insufficient_evidence" in run("verify", out, "--trust", public).output
     assert {path.name for path in out.iterdir()} == {"report.json", "report.html", "attestation.dsse.json"}
+
+
+def test_an_aa_control_run_sets_the_noise_floor(tmp_path: Path) -> None:
+    base, same, control, shifted = (
+        folder_of(tmp_path / name, board_run(seed, slower))
+        for name, seed, slower in (("base", 1, 1.0), ("same", 201, 1.0), ("control", 2, 1.0), ("shifted", 3, 1.04))
+    )
+    found = run("compare", base, same, "--control", control, "--out", tmp_path / "out", "--no-pdf")
+    assert found.exit_code == 0, found.output
+    report = json.loads((tmp_path / "out" / "report.json").read_bytes())
+    assert report["comparison"]["control"] == "a second run of the base"
+    loud = run("compare", base, same, "--control", shifted)
+    assert loud.exit_code == 3 and "two identical builds differ by" in loud.output, (
+        "a base that differs from itself by 4 % measures no 3 %"
+    )

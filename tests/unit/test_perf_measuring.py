@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -95,6 +96,8 @@ calculet_worker_kv_tokens{board="board0",kind="used"} 77.0
 calculet_worker_batch_active_total{board="board0"} 100.0
 # TYPE calculet_worker_fault_injection_armed gauge
 calculet_worker_fault_injection_armed{board="board0"} 0.0
+# TYPE calculet_worker_process_resident_bytes gauge
+calculet_worker_process_resident_bytes{board="board0"} 1048576.0
 # TYPE calculet_router_requests_total counter
 calculet_router_requests_total{model="toy"} 5.0
 """
@@ -111,7 +114,8 @@ def test_a_board_is_read_from_the_metrics_and_the_rest_is_null() -> None:
         (0, 41.5, None, None), (1, 43.0, True, None),
     ]  # fmt: skip
     assert (record.jobs.pending, record.jobs.finished, record.reset_count) == (2, None, 1)
-    assert (record.resources.active_lanes, record.resources.kv_used_tokens, record.resources.rss_bytes) == (2, 77, None)
+    assert (record.resources.active_lanes, record.resources.kv_used_tokens, record.resources.rss_bytes) == (2, 77, 1048576)
+    assert record.resources.open_fds is None
 
 
 def test_metrics_of_others_are_no_boards() -> None:
@@ -244,5 +248,6 @@ def test_a_recorded_golden_file_is_read_back_for_its_own_corpus_only() -> None:
 def test_golden_prompts_are_the_same_in_every_run_and_pass() -> None:
     first, second = golden_requests(SENDER, MATRIX.golden, 2, "run", "before")
     assert [one.asked.body for one in first] == [one.asked.body for one in second]
-    (again,) = golden_requests(sender_of(MAN, MATRIX, foreign=False), MATRIX.golden, 1, "other", "after")
-    assert [one.asked.body for one in again] == [one.asked.body for one in first]
+    (again,) = golden_requests(sender_of(MAN, MATRIX, foreign=True), MATRIX.golden, 1, "other", "after")
+    prompts = [[json.loads(one.asked.body)["prompt"] for one in requests] for requests in (again, first)]
+    assert prompts[0] == prompts[1]

@@ -10,7 +10,8 @@ import pytest
 from builders_perf import a_request, a_step, an_info, evidence, some_requests, the_rules, verdict_between, verdict_on
 
 from calculet_perf.checks import CHECKS, CheckResult, Result
-from calculet_perf.evidence import FaultOutcome
+from calculet_perf.evidence import Reset
+from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.records import DeviceJobs, DeviceRecord, Resources
 from calculet_perf.rules import BatchTarget, BoardLimits, Claim, RulesError, Sla, check_claim, parse_claim, parse_rules
 from calculet_perf.runinfo import GoldenOutcome, Invalid, Returned, Shortened
@@ -122,19 +123,36 @@ def test_an_interrupted_or_empty_run_is_three() -> None:
     assert verdict_on(evidence([])).exit_code == 3
 
 
-def test_faults_must_fire_end_as_designed_and_be_followed_by_golden() -> None:
-    def fault(**changes: object) -> FaultOutcome:
-        fields = {"scenario": "wait_timeout", "planned": 1, "fired": 1, "as_expected": True, "golden_after": True, **changes}
-        return FaultOutcome(**fields)  # type: ignore[arg-type]
+def a_fault(**changes: object) -> FaultRun:
+    """A scenario that ended as designed."""
+    fields = {
+        "scenario": "wait_timeout", "clause": "12.2", "planned": 1, "fired": 1, "expected": "recovers", "observed": "recovered", "as_expected": True,
+        "valid": True, "golden_after": True, "reset": True, "recovery_ms": 900.0, "reasons": [], **changes,
+    }  # fmt: skip
+    return FaultRun(**fields)  # type: ignore[arg-type]
 
-    def code(*faults: FaultOutcome) -> int:
-        return verdict_on(evidence(some_requests(30), an_info(injector_armed=True), faults=faults)).exit_code
 
-    assert code(fault()) == 0
-    assert code(fault(fired=0)) == 3, "planned and not fired proves nothing"
-    assert code(fault(), fault(as_expected=False)) == 1
-    assert code(fault(golden_after=False)) == 1
-    assert code(fault(golden_after=None)) == 3
+def test_faults_must_fire_and_end_as_designed() -> None:
+    def code(*faults: FaultRun) -> int:
+        return verdict_on(evidence(some_requests(30), faults=faults)).exit_code
+
+    assert code(a_fault()) == 0
+    assert code(a_fault(fired=0, valid=False, as_expected=False)) == 3, "planned and not fired proves nothing"
+    assert code(a_fault(), a_fault(as_expected=False, reasons=["golden failed afterwards"])) == 1
+    assert code() == 3, "an empty list of scenarios shows nothing"
+
+
+def test_a_reset_after_which_nothing_was_served_fails_the_day() -> None:
+    requests = some_requests(60)
+    end = max(record.client_ns.response_end or 0 for record in requests)
+
+    def verdict(at_ns: int, recovery_ms: float | None) -> Verdict:
+        reset = Reset(board="b0", at_ns=at_ns, kind="reset", recovery_ms=recovery_ms, source="journal")
+        return verdict_on(evidence(requests, stage=a_stage(24), journal_resets=[reset]))
+
+    assert reasons(verdict(end + 1, None))["no_lost_board"] is Result.FAIL
+    assert reasons(verdict(end - 1, None))["no_lost_board"] is Result.PASS
+    assert reasons(verdict(end + 1, 900.0))["no_lost_board"] is Result.PASS
 
 
 def test_an_armed_injector_spoils_a_run_without_scenarios() -> None:
@@ -254,7 +272,7 @@ def test_the_batch_target_has_no_default() -> None:
 
 def test_a_batch_claim_is_held_to_its_own_target() -> None:
     base = evidence(some_requests(300, seed=1))
-    candidate = evidence(some_requests(300, seed=2, slower=0.7))
+    candidate = evidence(some_requests(300, seed=2, slower=0.7), faults=[a_fault()])
     for target, expected in ((20.0, 0), (90.0, 4)):
         claim = Claim(claim="batch", target_cells=("*",), batch=BatchTarget(target_percent=target), sla=Sla(tpot_p99_ms=50))
         assert verdict_between(base, candidate, claim).exit_code == expected
@@ -327,8 +345,10 @@ def a_watched_day(growth_mb_per_hour: float) -> list[DeviceRecord]:
 
 
 def test_a_whole_sound_day_satisfies_m0_and_a_leaking_one_fails() -> None:
-    sound = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(0)), "release")
+    sound = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(0), faults=[a_fault()]), "release")
     assert sound.exit_code == 0 and sound.milestone == "M0", [check.why for check in sound.checks]
+    unbroken = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(0)), "release")
+    assert unbroken.exit_code == 3 and reasons(unbroken)["faults_recovered"] is Result.INSUFFICIENT
     leaking = verdict_on(evidence(some_requests(60), stage=a_stage(24), device=a_watched_day(5)), "release")
     assert leaking.exit_code == 1 and reasons(leaking)["no_leak"] is Result.FAIL and leaking.milestone is None
 

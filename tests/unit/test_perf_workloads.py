@@ -18,6 +18,7 @@ from calculet_perf.workloads.cells import Cell, expand
 from calculet_perf.workloads.facts import ServerFacts, facts_of
 from calculet_perf.workloads.matrix import Matrix, parse_matrix
 from calculet_perf.workloads.requests import Sender, requests_of, sender_of
+from calculet_perf.workloads.stages import LOADS, segment
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "perf"
 QWEN3 = ServerFacts(foreign=False, models=("toy",), context=40960, profiles=(1,), boards=2)
@@ -285,3 +286,30 @@ def test_boards_of_different_generations_have_no_common_one() -> None:
 def test_a_sender_is_the_same_for_the_same_inputs() -> None:
     assert isinstance(sender_of(MAN, a_matrix(SINGLE), foreign=True), Sender)
     assert sender_of(MAN, a_matrix(SINGLE), foreign=True) == sender_of(MAN, a_matrix(SINGLE), foreign=True)
+
+
+# ---------------------------------------------------------------- stages
+def test_every_stage_of_the_rules_has_a_load() -> None:
+    from calculet_perf.shell.loading import load_rules
+
+    assert set(LOADS) == set(load_rules()[0].stages)
+
+
+def test_bursts_come_periodically_and_of_every_size() -> None:
+    cells = [segment(LOADS["release"], "release", number, 2.0, 300, None, 1.0).cell for number in range(48)]
+    assert [number for number, cell in enumerate(cells) if cell.arrival == "burst"] == [11, 23, 35, 47]
+    assert [cell.concurrency for cell in cells if cell.arrival == "burst"] == [2, 4, 8, 16]
+    assert {cell.qps for cell in cells if cell.arrival == "poisson"} == {2.0}
+
+
+def test_a_development_soak_is_at_70_percent_and_a_smoke_is_one_user() -> None:
+    assert segment(LOADS["dev"], "dev", 0, 10.0, 100, None, 1.0).cell.qps == pytest.approx(7.0)
+    smoke = segment(LOADS["smoke"], "smoke", 0, None, 100, None, 0.5)
+    assert (smoke.cell.concurrency, smoke.count) == (1, 50)
+
+
+def test_traffic_that_a_context_cannot_hold_is_left_out() -> None:
+    names = [shape.name for shape in segment(LOADS["candidate"], "candidate", 0, 1.0, 100, 4096, 1.0).cell.shapes]
+    assert names == ["short", "medium"]
+    (shape,) = segment(LOADS["dev"], "dev", 0, 1.0, 100, 40, 1.0).cell.shapes
+    assert shape.prompt + shape.output <= 40

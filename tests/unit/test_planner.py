@@ -145,6 +145,10 @@ def test_an_operator_gets_blue_back_in_one_message_while_one_blue_board_is_left(
     assert len(swap.rollout.assigned) == 3
     swap.rollout = abort(swap.rollout, 1.0, "an operator said so", urgent=True)
     assert swap.decide() and not swap.rollout.on_green
+    for _ in range(3):
+        assert not swap.decide(acked=False), "a router that still sends to green must find it"
+    assert swap.decide(acked=True) and swap.rollout.acknowledged and swap.rollout.assigned
+    assert swap.decide() and swap.rollout.assigned == ()
 
 
 @pytest.mark.parametrize("fails", [False, True])
