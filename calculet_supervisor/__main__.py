@@ -13,7 +13,7 @@ from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
 from calculet_core.shell.logs import set_up_logs
-from calculet_supervisor.shell.app import serve
+from calculet_supervisor.shell.starting import serve
 
 
 @click.group()

@@ -15,21 +15,6 @@ from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package, verify_package
 
 
-def read_packages(fleet: Fleet) -> dict[str, Package]:
-    """Alias -> its configured package, read and not verified: a worker verifies before it loads.
-
-    Raises:
-        ConfigError: a package cannot be read.
-    """
-    packages = {}
-    for index, model in enumerate(fleet.config.models):
-        try:
-            packages[model.alias] = read_package(fleet.resolve(model.package))
-        except ArtifactError as error:
-            raise ConfigError(f"{fleet.path}: $.models[{index}].package: {error}") from None
-    return packages
-
-
 def find_problems(fleet: Fleet) -> list[str]:
     """Everything that is wrong, in words; packages are verified in full."""
     problems: list[str] = []

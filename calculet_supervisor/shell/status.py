@@ -91,9 +91,12 @@ def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str
     return life.why if life else None
 
 
-def outlook(life: Life | None, seen: BoardSeen) -> dict[str, Any]:
-    """For whoever watches a start: ready, still starting, or failed and why (with the exit code, where there was one)."""
+def outlook(life: Life | None, seen: BoardSeen, aside: str | None = None) -> dict[str, Any]:
+    """For whoever watches a start: ready, still starting, or failed and why (with the exit code, where there was one). `aside`
+    is why it is not to serve."""
     report = seen.report
+    if aside is not None:
+        return {"state": "failed", "why": aside, "code": None}
     if report is not None:
         waits = life is not None and life.failed_ns is not None
         state = "ready" if report.state in SERVING else "failed" if report.state == "FAILED" or waits else "starting"
