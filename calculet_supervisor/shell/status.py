@@ -10,7 +10,8 @@ Fields are only ever added within a version of the schema. Absent is null, never
                  "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
                  "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
-     "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes"}]}
+     "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
+                  "versions": [{"digest", "requests", "failed"}]}]}
 
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.
@@ -78,7 +79,8 @@ def board_status(
 def router_status(seen: RouterSeen) -> dict[str, Any]:
     """One router's row."""
     report = msgspec.structs.asdict(seen.report)
-    return {**report, "router": f"{seen.report.router:08x}"}
+    counted = [{"digest": one.digest, "requests": one.requests, "failed": one.failed} for one in seen.report.versions]
+    return {**report, "versions": counted, "router": f"{seen.report.router:08x}"}
 
 
 def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str | None:

@@ -295,6 +295,17 @@ def test_without_config_the_fleet_that_make_runs_here_is_meant(tmp_path: Path, m
     assert default_config() == "mine.yaml"
 
 
+def test_status_says_who_was_set_aside_what_is_under_way_and_that_automatic_action_stopped(fleet: Fleet) -> None:
+    rows = (a_row("board0", up=False, condemned="it burns"), a_row("board1", probation=True))
+    swap = {"id": 7, "alias": "toy", "verb": "load", "state": "STAGING", "share": 0.1, "text": "board1 leaves toy 1"}
+    with a_supervisor(fleet, status={**a_status(*rows), "breaker": "2 of 2 boards went bad", "rollouts": [swap]}):
+        shown = " ".join(run("status", "--config", str(fleet.path)).stdout.split())
+    assert "board0: set aside: it burns; `calculet probation board0`" in shown and "`calculet start" not in shown
+    assert "board1: on probation" in shown
+    assert "automatic action is stopped: 2 of 2 boards went bad (calculet breaker --close)" in shown
+    assert "rollout 7 of toy: STAGING, board1 leaves toy 1" in shown
+
+
 # ------------------------------------------------------------------------------------------------ model swaps
 def a_swap(state: str, **fields: Any) -> dict[str, Any]:
     log = [{"wall_s": 100.0, "text": "load toy"}, {"wall_s": 101.5, "text": "board0 leaves toy 1"}]
