@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +114,22 @@ def test_the_journals_of_all_this_hold_every_promise(fleet: Fleet) -> None:
     assert fleet.stop() == 0
     events = sorted((event for path in (fleet.folder / "log").glob("*.jsonl") for event in read_journal(path)), key=lambda event: event.t)
     assert check(events) == []
+
+
+@pytest.mark.long
+def test_a_board_that_keeps_failing_while_another_serves_the_same_is_set_aside_by_itself(tmp_path: Path, packages: Packages) -> None:
+    package = packages.get("sim-batch", "--step-ms", "1")
+    fleet = Fleet(tmp_path / "fleet", package, packages.key.with_suffix(".pub"), fault_injection=True, recovery={"max_resets_per_10min": 9})
+    config = json.loads(fleet.config.read_text())
+    config["boards"][0]["options"] = {"faults": [{"fault": "ccu_exception", "at": [600, 1200, 1800, 2400], "job": "decode"}]}
+    fleet.config.write_text(json.dumps(config))
+    with fleet:
+
+        def condemned() -> Any:
+            assert fleet.completion("x" * 40, max_tokens=60).status == 200, "the other board serves"
+            return row(fleet, "board0")["condemned"]
+
+        why = until(condemned, "a verdict")
+        assert why.startswith("3 failures in an hour, and board1 serves the same artifact: ccu_exception")
+        until(lambda: row(fleet, "board0")["pid"] is None, "its worker ends")
+        assert "condemned" in [act["verb"] for act in ask(fleet, "audit")["acts"]]
