@@ -78,6 +78,8 @@ class Telemetry:
         prompt, generated = data["prompt_tokens"], data["tokens"]
         metric("calculet_worker_tokens", kind="prompt").inc(prompt)
         metric("calculet_worker_tokens", kind="generated").inc(generated)
+        metric("calculet_worker_sequence_tokens", kind="prompt").observe(prompt)
+        metric("calculet_worker_sequence_tokens", kind="total").observe(prompt + generated)
         metric("calculet_worker_tenant_tokens", tenant=self._tenant(data["tenant"])).inc(prompt + generated)
 
     def _job(self, event: Event) -> None:
