@@ -20,7 +20,7 @@ from calculet_perf.records import RequestRecord
 from calculet_perf.runinfo import CaseRecord, exclusion
 from calculet_perf.statistics import Floats
 from calculet_perf.statistics.compare import Direction, Rounds
-from calculet_perf.statistics.throughput import Spans, Steady, steady
+from calculet_perf.statistics.throughput import Spans, Steady, slices, steady
 
 
 class Metric(NamedTuple):
@@ -157,6 +157,12 @@ class Cell:
             elif (window := self.steady(round_)) is not None and window.tokens > 0:
                 found[round_] = window.tokens_per_s
         return found
+
+    def slices(self) -> Floats:
+        """Tokens per second in equal parts of all rounds' windows, by time: the series behind throughput's uncertainty."""
+        windows = ((round_, self.steady(round_)) for round_ in self.load_rounds)
+        parts = [slices(self.spans(round_), window) for round_, window in windows if window is not None and window.tokens > 0]
+        return np.concatenate(parts) if parts else np.empty(0)
 
     def add(self, record: RequestRecord) -> None:
         """Take one request that counts."""
