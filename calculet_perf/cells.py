@@ -91,8 +91,9 @@ class Cell:
     """By error code."""
     failed: Counter[int] = field(default_factory=Counter)
     """By round."""
-    fill_ratio: float | None = None
-    lane_waste: float | None = None
+    fill_ratios: list[float] = field(default_factory=list)
+    """Of each round that tells it."""
+    lane_wastes: list[float] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     """Why a round was not executed as planned."""
     coalesced: int = 0
@@ -228,8 +229,8 @@ class Cells:
         cell = self.by_name.get(case.case)
         if cell is None:
             return
-        if case.fill_ratio is not None:
-            cell.fill_ratio, cell.lane_waste = case.fill_ratio, case.lane_waste
+        cell.fill_ratios += [] if case.fill_ratio is None else [case.fill_ratio]
+        cell.lane_wastes += [] if case.lane_waste is None else [case.lane_waste]
         if case.invalid:
             cell.invalid.append(f"round {case.round}: {case.invalid}")
 

@@ -49,6 +49,7 @@ class CellReport(msgspec.Struct, kw_only=True):
     tokens_per_s_per_request: float | None
     """The same over the concurrency."""
     fill_ratio: float | None
+    """Active over compiled lanes, and the share of lane steps that was not used; means of rounds."""
     lane_waste: float | None
     coalesced: int
     not_as_planned: list[str]
@@ -216,7 +217,7 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         if name in cell.metrics and (summary := summarise(cell.values(name), seed + index)) is not None
     }
     rates = list(cell.tokens_per_s().values())
-    rate = float(np.mean(rates)) if rates else None
+    rate = _mean(rates)
     low, high = _rate_interval(cell, rate, seed)
     return CellReport(
         cell=cell.id,
@@ -235,11 +236,15 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         tokens_per_s_low=low,
         tokens_per_s_high=high,
         tokens_per_s_per_request=rate / cell.concurrency if rate is not None and cell.concurrency else None,
-        fill_ratio=cell.fill_ratio,
-        lane_waste=cell.lane_waste,
+        fill_ratio=_mean(cell.fill_ratios),
+        lane_waste=_mean(cell.lane_wastes),
         coalesced=cell.coalesced,
         not_as_planned=cell.invalid,
     )
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _rate_interval(cell: Cell, rate: float | None, seed: int) -> tuple[float | None, float | None]:
