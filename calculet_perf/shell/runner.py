@@ -27,6 +27,7 @@ from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, STEPS, 
 from calculet_perf.shell.screen import Screen
 from calculet_perf.shell.shards import Applied, ShardError, Shards
 from calculet_perf.shell.traces import StepTraces
+from calculet_perf.shell.wall_clock import ntp_offset_ms
 from calculet_perf.workloads.cells import Cell, Shape
 from calculet_perf.workloads.facts import ServerFacts
 from calculet_perf.workloads.matrix import Matrix
@@ -350,8 +351,9 @@ def new_info(setup: Setup, target: str, version: str, sums: tuple[str, str], pro
     plan = setup.plan
     return RunInfo(
         run_id=setup.manifest.run_id, perf_version=version, manifest_sha256=sums[0], matrix_sha256=sums[1],
-        matrix_name=setup.matrix.name, started_utc=utc_now(), boot_id=boot_id(), target=target, foreign=setup.facts.foreign,
-        context_tokens=setup.facts.context, processes=processes, planned=[item.name for item in plan.items],
+        matrix_name=setup.matrix.name, started_utc=utc_now(), boot_id=boot_id(), ntp_offset_ms=ntp_offset_ms(), target=target,
+        foreign=setup.facts.foreign, context_tokens=setup.facts.context, processes=processes,
+        planned=[item.name for item in plan.items],
         not_applicable=plan.not_applicable, shortened=plan.shortened, exclusions=list(EXCLUSIONS),
     )  # fmt: skip
 

@@ -148,3 +148,10 @@ def test_a_run_without_anything_still_has_a_report() -> None:
     found = evidence([], an_info(status="interrupted"))
     page = html.render(report_of(found, verdict_on(found), created_utc="now"), template(html.TEMPLATE_NAME)).decode()
     assert "The measurement is invalid" in page and "None was seen" in page
+
+
+def test_throughput_has_an_interval_around_it() -> None:
+    (cell,) = run_report(evidence(some_requests(100, noise=0.1)), 1).cells
+    assert cell.tokens_per_s is not None and cell.tokens_per_s_low is not None and cell.tokens_per_s_high is not None
+    assert cell.tokens_per_s_low < cell.tokens_per_s < cell.tokens_per_s_high
+    assert cell.tokens_per_s == pytest.approx(11 / 0.152, rel=0.05), "11 tokens in 50 + 10 * 10 ms and a pause"
