@@ -197,6 +197,20 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
     )  # fmt: skip
 
 
+def swaps(seed: int, seconds: float = 60.0) -> Scenario:
+    """One swap after the other, while what carries them out is killed."""
+    rng, boards = stream(seed, "swaps"), 3
+    every_s = {"kill_supervisor": 18.0, "kill_worker": 25.0, "disk_full": 25.0, "cut_control": 20.0, "pause_router": 30.0}
+    verbs = rng.choices(("load", "rollback", "promote"), (6, 2, 1), k=int(seconds / 6))
+    acts = tuple(
+        Act(int((3 + 5.5 * index + rng.random()) * 1e9), verb, rng.randrange(boards), rng.randrange(1000))
+        for index, verb in enumerate(verbs)
+    )
+    return Scenario(
+        seed, seconds, boards, 2, Traffic(per_s=4.0, burst_every_s=None), faults=faults_at_random(seed, seconds, boards, every_s), acts=acts
+    )
+
+
 def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> Scenario:
     """Ordinary days with ordinary trouble. Heartbeats and time-outs are looked at less often, to be fast."""
     seconds = hours * 3600

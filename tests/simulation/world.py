@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import random
 import traceback
@@ -52,14 +53,15 @@ _NAMED = {
 }  # fmt: skip
 
 
-def packages(settings: Settings) -> list[Package]:
+@functools.cache
+def packages(sizes: tuple[int, ...], lanes: int) -> tuple[Package, ...]:
     """What boards can serve: blue, which is configured; green; and one whose golden cases are another's."""
-    found = []
+    found: list[Package] = []
     for name, mark in (("blue", "5a"), ("green", "6b"), ("bad", "7c")):
-        package = a_sim_package(sizes=settings.batch_sizes, lanes=settings.lanes, image_sha256=mark * 32)
+        package = a_sim_package(sizes=sizes, lanes=lanes, image_sha256=mark * 32)
         golden = found[0].golden if name == "bad" else package.golden
         found.append(dataclasses.replace(package, root=Path("/packages") / name, digest=mark * 32, golden=golden))
-    return found
+    return tuple(found)
 
 
 def fleet_of(settings: Settings, boards: list[str], package: Package) -> Fleet:
@@ -85,7 +87,7 @@ class World:
         self.timeline = Timeline()
         self.alias = ALIAS
         self.boards = [f"board{index}" for index in range(scenario.boards)]
-        self.packages = {package.digest: package for package in packages(self.settings)}
+        self.packages = {package.digest: package for package in packages(self.settings.batch_sizes, self.settings.lanes)}
         self.package = next(iter(self.packages.values()))
         self.digests: dict[int, str] = {}
         """Generation -> the artifact that was configured as it."""
