@@ -310,7 +310,8 @@ def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: 
         assert done.returncode == PASS, done.stderr
         filled = yaml.safe_load((tmp_path / "filled.yaml").read_text())
         assert len(filled["model"]["calbin_sha256"]) == 64
-        manifest = files(tmp_path, url, cells, model=filled["model"], matrix={"device_sample_s": 0.2})
+        told = {part: filled[part] for part in ("model", "software", "hardware")}
+        manifest = files(tmp_path, url, cells, matrix={"device_sample_s": 0.2}, **told)
         done = perf("run", manifest, "--out", tmp_path / "run", "--no-selftest")
         assert done.returncode == PASS, done.stderr
     info, found = info_of(tmp_path / "run"), records(tmp_path / "run")
