@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
 
 from calculet_core.artifact import (
     MANIFEST_NAME,
@@ -78,6 +78,23 @@ def load_keys(paths: Sequence[Path]) -> list[Ed25519PublicKey]:
             raise ConfigError(f"{path}: not an Ed25519 public key")
         keys.append(key)
     return keys
+
+
+def read_private_key(path: Path) -> Ed25519PrivateKey:
+    """A signing key from a PEM file.
+
+    Raises:
+        ArtifactError: it cannot be read, or is no Ed25519 key.
+    """
+    try:
+        key = load_pem_private_key(read_bounded(path), None)
+    except OSError as error:
+        raise ArtifactError(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise ArtifactError(f"{path}: not a PEM private key: {error}") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ArtifactError(f"{path}: not an Ed25519 private key")
+    return key
 
 
 def hash_file(path: Path) -> str:

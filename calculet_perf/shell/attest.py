@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from calculet_core.errors import ArtifactError
 from calculet_core.shell.files import read_bounded, write_atomic
-from calculet_core.shell.packages import hash_file
+from calculet_core.shell.packages import hash_file, read_private_key
 from calculet_perf.attestation import ATTESTATION_NAME, AttestationError, Statement, check_files, open_envelope, sign
 
 MAX_ENVELOPE_BYTES = 64 << 20
@@ -40,14 +40,9 @@ def load_private_key(path: Path) -> Ed25519PrivateKey:
         AttestationError: it cannot be read, or is no Ed25519 key.
     """
     try:
-        key = load_pem_private_key(read_bounded(path), None)
-    except OSError as error:
-        raise AttestationError(f"{path}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise AttestationError(f"{path}: cannot sign with it: {error}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise AttestationError(f"{path}: not an Ed25519 private key")
-    return key
+        return read_private_key(path)
+    except ArtifactError as error:
+        raise AttestationError(str(error)) from None
 
 
 def sign_folder(folder: Path, predicate: dict[str, Any], key: Ed25519PrivateKey) -> int:

@@ -47,26 +47,19 @@ def prove(folder: Path, options: tuple[str, ...]) -> None:
 @click.option("--key", required=True, type=FILE, help="Private Ed25519 key (PEM).")
 def sign(folder: Path, key: Path) -> None:
     """Sign a package; a signature that is there is replaced."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
     from calculet_core.artifact import MANIFEST_NAME, SIGNATURE_NAME, key_id, sign_manifest
     from calculet_core.errors import ArtifactError, ExitCode
     from calculet_core.shell.files import write_atomic
-    from calculet_core.shell.packages import read_package
+    from calculet_core.shell.packages import read_package, read_private_key
 
     try:
-        private = load_pem_private_key(key.read_bytes(), None)
-        if not isinstance(private, Ed25519PrivateKey):
-            raise ValueError("not an Ed25519 private key")
+        private = read_private_key(key)
         digest = read_package(folder).digest
         write_atomic(folder / SIGNATURE_NAME, sign_manifest((folder / MANIFEST_NAME).read_bytes(), private))
     except OSError as error:
         end(ExitCode.FAILURE, f"{error.filename}: {error.strerror}")
-    except (ValueError, TypeError) as error:
-        end(ExitCode.FAILURE, f"{key}: cannot sign with it: {error}", "`calculet-worker keygen DIR` makes a key")
     except ArtifactError as error:
-        end(ExitCode.FAILURE, str(error))
+        end(ExitCode.FAILURE, str(error), "`calculet-worker keygen DIR` makes a key" if str(error).startswith(f"{key}:") else None)
     click.echo(f"{folder}: digest {digest[:12]} signed by key {key_id(private.public_key())}")
 
 

@@ -22,15 +22,13 @@ from cryptography.hazmat.primitives.serialization import (
     NoEncryption,
     PrivateFormat,
     PublicFormat,
-    load_pem_private_key,
 )
 
 from calculet_core.artifact import MANIFEST_NAME, SIGNATURE_NAME, GoldenCase, Package, parse_manifest, sha256_hex, sign_manifest
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.jobs import ReturnCode
-from calculet_core.shell.files import read_bounded
-from calculet_core.shell.packages import hash_file
+from calculet_core.shell.packages import hash_file, read_private_key
 from calculet_worker.commands.device_runs import Runs
 from calculet_worker.commands.prove import ABILITY, ability_of, prove_cuts, write_proof
 from calculet_worker.commands.recipes import RECIPES, Options, Recipe
@@ -121,23 +119,6 @@ def record_golden(runs: Runs, name: str, prompt: list[int], count: int, min_marg
     if not case.gated():
         raise ArtifactError(f"golden case {name!r}: the first margin {margins[0]} is below {min_margin}: it would prove nothing")
     return case
-
-
-def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """A private key from a PEM file.
-
-    Raises:
-        ArtifactError: it cannot be read, or is no Ed25519 key.
-    """
-    try:
-        key = load_pem_private_key(read_bounded(path), None)
-    except OSError as error:
-        raise ArtifactError(f"{path}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{path}: not a PEM private key: {error}") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ArtifactError(f"{path}: not an Ed25519 private key")
-    return key
 
 
 def make_keys(folder: Path, name: str) -> tuple[Path, Path]:

@@ -26,7 +26,7 @@ from calculet_core.artifact import GoldenCase, Package
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.jobs import ReturnCode
-from calculet_core.shell.packages import read_package
+from calculet_core.shell.packages import read_package, read_private_key
 from calculet_worker.commands.device_runs import Refused, Runs
 from calculet_worker.device import BACKENDS
 from calculet_worker.device.base import BoardUnavailable, Device
@@ -241,8 +241,6 @@ def prove_package(folder: Path, candidates: Sequence[int], options: dict[str, An
 @click.option("--json", "as_json", is_flag=True, help="The whole proof.")
 def prove_command(folder: Path, candidates: tuple[int, ...], key: Path | None, given: tuple[str, ...], as_json: bool) -> None:
     """Prove on the device whether prompts may be cut, and where. Exit code 1 when nothing is proven."""
-    from calculet_worker.commands.build_package import read_private_key
-
     try:
         options = {name: yaml.safe_load(value) for name, _, value in (each.partition("=") for each in given)}
         signer = None if key is None else read_private_key(key)

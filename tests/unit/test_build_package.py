@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from calculet_core.artifact import sign_manifest
 from calculet_core.capacity import GIB
 from calculet_core.errors import ArtifactError
-from calculet_core.shell.packages import load_keys, read_package, verify_package
-from calculet_worker.commands.build_package import build_package, build_package_command, keygen_command, make_keys, read_private_key
+from calculet_core.shell.packages import load_keys, read_package, read_private_key, verify_package
+from calculet_worker.commands.build_package import build_package, build_package_command, keygen_command, make_keys
 from calculet_worker.commands.recipes import RECIPES, Options
 from calculet_worker.device.sim_rule import profile_of, reference_tokens
 

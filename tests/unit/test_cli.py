@@ -239,7 +239,7 @@ def test_package_show_verify_and_sign(tmp_path: Path) -> None:
     assert (refused.exit_code, refused.stdout) == (1, "") and "not trusted" in refused.stderr
 
     wrong = run("package", "sign", str(root), "--key", str(trust))
-    assert wrong.exit_code == 1 and "cannot sign with it" in wrong.stderr
+    assert wrong.exit_code == 1 and "not a PEM private key" in wrong.stderr
     assert run("package", "show", str(tmp_path / "nowhere")).exit_code == 1
 
 

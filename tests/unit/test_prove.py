@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from calculet_core.config import BoardConfig
 from calculet_core.jobs import EngineBank, Job, JobHandle, JobKind, ReturnCode
-from calculet_core.shell.packages import load_keys, read_package, verify_package
-from calculet_worker.commands.build_package import build_package, make_keys, read_private_key
+from calculet_core.shell.packages import load_keys, read_package, read_private_key, verify_package
+from calculet_worker.commands.build_package import build_package, make_keys
 from calculet_worker.commands.prove import BOUNDARIES, PROOF_FILE, CutProof, ability_of, prove_command, prove_cuts
 from calculet_worker.commands.recipes import Options
 from calculet_worker.device.base import Device
