@@ -12,13 +12,18 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram"]
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+STEPS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Seconds between two tokens."""
+LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 40960.0, 65536.0, 131072.0)
+"""Tokens of a sequence; 40960 is the baseline artifact's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric; a counter's exposed name ends in `_total`."""
 
-    component: Literal["router", "worker", "supervisor"]
+    component: Literal["router", "worker", "supervisor", "process"]
+    """`process`: told by each of the three about itself, with its own name in the label `process`."""
     name: str
     kind: Kind
     help: str
@@ -36,6 +41,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_generated_tokens", "counter", "Tokens generated for ended requests", ("model",)),
     Metric("router", "calculet_router_ttft_seconds", "histogram", "Request parsed to first token written", ("model",)),
     Metric("router", "calculet_router_e2e_seconds", "histogram", "Request parsed to response end", ("model",)),
+    Metric("router", "calculet_router_tpot_seconds", "histogram", "Time per token after the first, mean of a call with one choice and more tokens than one", ("model",), STEPS),
     Metric("router", "calculet_router_resends", "counter", "Attempts beyond the first, by reason", ("reason",)),
     Metric("router", "calculet_router_disconnects", "counter", "Clients that left before their terminal"),
     Metric("router", "calculet_router_slow_readers", "counter", "Streams cancelled because their output buffer was full"),
@@ -111,6 +117,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_resets", "counter", "Board resets since start"),
     Metric("worker", "calculet_worker_requests", "counter", "Attempts ended, by outcome", ("outcome",)),
     Metric("worker", "calculet_worker_tokens", "counter", "Tokens, by kind", ("kind",)),
+    Metric("worker", "calculet_worker_sequence_tokens", "histogram", "Length of sequences that ended: of their prompts, and in total", ("kind",), LENGTHS),
     Metric("worker", "calculet_worker_cancel_to_free_seconds", "histogram", "Cancel received to lane free"),
     Metric("worker", "calculet_worker_bad_messages", "counter", "Frames ignored: unknown, malformed or late", ("reason",)),
     Metric("worker", "calculet_worker_chip_temperature_celsius", "gauge", "Temperature", ("chip",)),
@@ -141,6 +148,14 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_board_condemned", "gauge", "1 while the board is set aside", ("board",)),
     Metric("supervisor", "calculet_supervisor_artifacts_quarantined", "gauge", "Artifacts set aside"),
     Metric("supervisor", "calculet_supervisor_breaker_open", "gauge", "1 while automatic action is stopped: too many boards went bad at once"),
+    # Each process, of itself.
+    Metric("process", "calculet_process_resident_bytes", "gauge", "Memory in use (RSS)", ("process",)),
+    Metric("process", "calculet_process_cpu_seconds", "counter", "CPU time, user and system", ("process",)),
+    Metric("process", "calculet_process_threads", "gauge", "Threads", ("process",)),
+    Metric("process", "calculet_process_open_fds", "gauge", "Open file descriptors", ("process",)),
+    Metric("process", "calculet_process_max_fds", "gauge", "File descriptors that it may open", ("process",)),
+    Metric("process", "calculet_process_start_timestamp_seconds", "gauge", "When it started, seconds since 1970", ("process",)),
+    Metric("process", "calculet_process_journal_lost", "counter", "Journal and trace lines that no disk took", ("process",)),
 )  # fmt: skip
 
 

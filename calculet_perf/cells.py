@@ -20,7 +20,7 @@ from calculet_perf.records import RequestRecord
 from calculet_perf.runinfo import CaseRecord, exclusion
 from calculet_perf.statistics import Floats
 from calculet_perf.statistics.compare import Direction, Rounds
-from calculet_perf.statistics.throughput import Spans, Steady, steady
+from calculet_perf.statistics.throughput import Spans, Steady, slices, steady
 
 
 class Metric(NamedTuple):
@@ -91,8 +91,9 @@ class Cell:
     """By error code."""
     failed: Counter[int] = field(default_factory=Counter)
     """By round."""
-    fill_ratio: float | None = None
-    lane_waste: float | None = None
+    fill_ratios: list[float] = field(default_factory=list)
+    """Of each round that tells it."""
+    lane_wastes: list[float] = field(default_factory=list)
     invalid: list[str] = field(default_factory=list)
     """Why a round was not executed as planned."""
     coalesced: int = 0
@@ -158,6 +159,12 @@ class Cell:
                 found[round_] = window.tokens_per_s
         return found
 
+    def slices(self) -> Floats:
+        """Tokens per second in equal parts of all rounds' windows, by time: the series behind throughput's uncertainty."""
+        windows = ((round_, self.steady(round_)) for round_ in self.load_rounds)
+        parts = [slices(self.spans(round_), window) for round_, window in windows if window is not None and window.tokens > 0]
+        return np.concatenate(parts) if parts else np.empty(0)
+
     def add(self, record: RequestRecord) -> None:
         """Take one request that counts."""
         round_ = record.case.round
@@ -222,8 +229,8 @@ class Cells:
         cell = self.by_name.get(case.case)
         if cell is None:
             return
-        if case.fill_ratio is not None:
-            cell.fill_ratio, cell.lane_waste = case.fill_ratio, case.lane_waste
+        cell.fill_ratios += [] if case.fill_ratio is None else [case.fill_ratio]
+        cell.lane_wastes += [] if case.lane_waste is None else [case.lane_waste]
         if case.invalid:
             cell.invalid.append(f"round {case.round}: {case.invalid}")
 

@@ -17,12 +17,11 @@ import numpy as np
 
 from calculet_perf.cells import METRICS, THROTTLED, THROUGHPUT, Cell, Cells, Metric
 from calculet_perf.rules import Claim, ClaimRule, Limit
-from calculet_perf.statistics import Floats, compare
+from calculet_perf.statistics import compare
 from calculet_perf.statistics.compare import Delta, Outcome
 from calculet_perf.statistics.holm import adjusted
 from calculet_perf.statistics.quantiles import Bound, certified, samples_needed
 from calculet_perf.statistics.summary import QUANTILES, finite
-from calculet_perf.statistics.throughput import slices
 
 TOKENS_PER_S = "tokens_per_s"
 SHOWN = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("e2e", "p50"), ("e2e", "p99"), (TOKENS_PER_S, None))
@@ -135,16 +134,7 @@ def _throughput_delta(base: Cell, candidate: Cell, seed: int) -> Delta | None:
     if len(shared) >= compare.MIN_ROUNDS:
         sides = [np.array([side[key] for key in shared]) for side in (before, after)]
         return compare.mean_delta(sides[0], sides[1], seed, THROUGHPUT.direction, paired=True)
-    return compare.mean_delta(_slices(base), _slices(candidate), seed, THROUGHPUT.direction, paired=False)
-
-
-def _slices(cell: Cell) -> Floats:
-    parts = [
-        slices(cell.spans(round_), window)
-        for round_ in cell.load_rounds
-        if (window := cell.steady(round_)) is not None and window.tokens > 0
-    ]
-    return np.concatenate(parts) if parts else np.empty(0)
+    return compare.mean_delta(base.slices(), candidate.slices(), seed, THROUGHPUT.direction, paired=False)
 
 
 def describe(name: str, metric: str, quantile: str | None, delta: Delta, base: Cell, candidate: Cell) -> CellDelta:
@@ -237,7 +227,7 @@ def _floor(base: Cell, again: Cell | None, metric: str, quantile: str | None, se
     """Of the base's own noise, and of a second run of it where there is one; the larger."""
     if quantile is None:
         rates = base.tokens_per_s()
-        own = compare.mean_noise_floor(np.array(list(rates.values())) if len(rates) >= compare.MIN_ROUNDS else _slices(base), seed)
+        own = compare.mean_noise_floor(np.array(list(rates.values())) if len(rates) >= compare.MIN_ROUNDS else base.slices(), seed)
     else:
         own = compare.noise_floor(base.samples(metric), QUANTILES[quantile], seed)
     if again is None or own is None:

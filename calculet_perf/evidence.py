@@ -94,6 +94,9 @@ class Evidence:
     faults: list[FaultRun] | None
     """None: the run had no fault scenarios."""
     stage: StageRun | None
+    deaths: list[str] | None
+    """Workers that died during the run; None: no journals were given."""
+    broken_promises: list[str] | None
     last_success_ns: int | None
     """End of the last request that succeeded; null: none did."""
     timeline: list[TimelinePoint] = field(default_factory=list)
@@ -128,6 +131,7 @@ def gather(
     info: RunInfo, manifest: Manifest | None, rules: Rules, requests: Iterable[RequestRecord], golden: Iterable[RequestRecord],
     steps: Iterable[StepRecord], device: Iterable[DeviceRecord], cases: Iterable[CaseRecord],
     faults: Sequence[FaultRun] | None = None, stage: StageRun | None = None, journal_resets: Sequence[Reset] = (),
+    deaths: Sequence[str] | None = None, broken_promises: Sequence[str] | None = None,
     configuration_errors: Sequence[str] = (),
 ) -> Evidence:  # fmt: skip
     """Read everything once, steps first: requests are joined as they come."""
@@ -172,6 +176,8 @@ def gather(
         leaks=leaks_of(series, stage, rules), resets=[*journal_resets] or resets_of(series),
         hottest_c=_greatest(timeline.temperature_c), power_w=_greatest(timeline.power_w), throttled_requests=throttled,
         faults=None if faults is None else list(faults), stage=stage, last_success_ns=last_success_ns or None,
+        deaths=None if deaths is None else list(deaths),
+        broken_promises=None if broken_promises is None else list(broken_promises),
         timeline=_points(timeline), cases=found_cases,
     )  # fmt: skip
 

@@ -1,11 +1,62 @@
-"""Resets and reconfigurations of boards and how long each took to serve again, from journals (acceptance §16)."""
+"""What the journals of a fleet's processes add to a run's evidence (acceptance §14.1, §16): resets and reconfigurations with the
+time until the board served again, workers that died, and promises that the fleet's history shows broken."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from calculet_core.history import BOARD_GENERATION, BOARD_RESET, FLEET_WORKER_STARTED, Event
+from calculet_core.history import (
+    BOARD_GENERATION,
+    BOARD_RESET,
+    FLEET_WORKER_EXITED,
+    FLEET_WORKER_KILLED,
+    FLEET_WORKER_STARTED,
+    Event,
+    check,
+)
 from calculet_perf.evidence import Reset
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Of the time of a run; promises are of all that the journals hold."""
+
+    resets: list[Reset]
+    deaths: list[str]
+    """Workers that ended without being told to, or were killed for hanging."""
+    broken: list[str]
+
+
+def history(events: Sequence[Event], begin_wall: float | None, end_wall: float | None) -> History:
+    """Read journals.
+
+    Args:
+        events: of all processes of the fleet, by time.
+        begin_wall: when the run began and ended, UTC seconds; None: open. Clocks of two hosts may disagree by a second.
+    """
+
+    def within(event: Event) -> bool:
+        if event.wall is None:
+            return True
+        return (begin_wall is None or event.wall >= begin_wall - 1) and (end_wall is None or event.wall <= end_wall + 1)
+
+    during = {id(event) for event in events if within(event)}
+    times = {(event.board or "", event.t) for event in events if id(event) in during}
+    return History(
+        resets=[reset for reset in resets(events) if (reset.board, reset.at_ns) in times],
+        deaths=[text for event in events if id(event) in during and (text := _death(event))],
+        broken=[f"{violation.rule}: {violation.message}" for violation in check(events, require_done=False)],
+    )
+
+
+def _death(event: Event) -> str | None:
+    if event.event == FLEET_WORKER_KILLED:
+        return f"{event.board}: killed: {event.data.get('reason')}"
+    if event.event == FLEET_WORKER_EXITED and not event.data.get("commanded"):
+        code, signal = event.data.get("code"), event.data.get("signal")
+        return f"{event.board}: the worker ended by itself: " + (f"signal {signal}" if signal else f"code {code}")
+    return None
 
 
 def resets(events: Iterable[Event]) -> list[Reset]:

@@ -14,7 +14,7 @@ Status = Literal["running", "interrupted", "golden_failed", "infrastructure_inva
 
 
 InvalidCode = Literal[
-    "unreachable", "network", "clock", "rate", "client_overloaded", "selftest", "interrupted", "crash", "burst_spread",
+    "unreachable", "network", "clock", "rate", "selftest", "interrupted", "crash", "burst_spread",
 ]  # fmt: skip
 
 
@@ -101,6 +101,8 @@ class RunInfo(Record, kw_only=True):
     ended_utc: str | None = None
     boot_id: str | None = None
     """CLOCK_MONOTONIC counts from this boot: times of another boot are not comparable."""
+    ntp_offset_ms: float | None = None
+    """This host's wall clock against its time source at the begin; null: not synchronised, or not known."""
     sessions: Natural = 1
     """1, and one more for each resume."""
     processes: Natural = 1

@@ -260,8 +260,10 @@ class Dispatcher:
         """What else the alias stands for, for a call of which nothing has been written: its artifact may have left every board."""
         if ongoing.moves >= MAX_MOVES or any(flight.begun or flight.done for flight in ongoing.flights):
             return None
+        full = {key for flight in ongoing.flights for key, error in flight.refusals.items() if error.http_status == 429}
         for view in self.aliases.versions(ongoing.alias.alias):
-            if view.digest != ongoing.alias.digest and self.roster.eligible(view.alias, view.digest):
+            others = self.roster.eligible(view.alias, view.digest) if view.digest != ongoing.alias.digest else []
+            if any(worker.key not in full for worker in others):
                 return view
         return None
 

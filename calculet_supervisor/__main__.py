@@ -14,8 +14,8 @@ from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
 from calculet_core.shell.logs import keep_copy, set_up_logs
-from calculet_supervisor.shell.app import serve
 from calculet_supervisor.shell.reloading import BornAgain, become_new
+from calculet_supervisor.shell.starting import serve
 
 
 @click.group()

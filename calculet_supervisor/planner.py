@@ -124,7 +124,7 @@ class Planner:
             return failure
         goal = side.canary_boards if canary else side.goal
         if not side.moving and len(side.greens) >= goal:
-            text = f"the alias moves to {rollout.green}: {len(side.greens)} boards serve it"
+            text = f"the alias moves to {rollout.green}, which {', '.join(side.greens)} serve{'s' * (len(side.greens) == 1)}"
             return advance(rollout, wall_s, text, _E.STAGED, on_green=True, share=0.0)
         if side.mixed and not canary:
             share = round(max(rollout.canary, len(side.greens) / max(1, len(side.greens) + len(side.blues))), 3)

@@ -48,6 +48,8 @@ COMMAND_NS = 5 * S
 """A command without an answer for so long is taken for lost."""
 ABORT_GRACE_NS = 3 * S
 """From SIGABRT to SIGKILL: time to print where it is stuck."""
+RESETS = "reset"
+"""A worker's step while its board is being reset."""
 STOP_GRACE_NS = 8 * S
 """What a stop may take beyond the drain deadline."""
 
@@ -229,7 +231,7 @@ class Reconciler:
         """One command at a time, and none twice in a row before its time: a refusal is not answered by asking again at once."""
         empty = report.state == ModelState.UNLOADED.name
         if self._reset_ordered(wish, report) or (wish.prove and empty and report.resets == 0):
-            if self._may_send(life, "forced reset", report, now_ns):
+            if report.load_step != RESETS and self._may_send(life, "forced reset", report, now_ns):
                 yield self._force_reset(board, life, report, now_ns)
         elif report.wants_reset or self._window_reopened(life, report, now_ns):
             if self._frozen is None and self._may_send(life, "reset", report, now_ns):

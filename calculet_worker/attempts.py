@@ -112,7 +112,7 @@ class Attempts:
             now_ns,
         )
         if isinstance(decision, Admit | Queue):
-            serving.wait(seq, ids, decision.max_new_tokens)
+            serving.wait(seq, ids, decision.max_new_tokens, queued=isinstance(decision, Queue))
             self._outbox.accept(seq)
         else:
             self.fail(seq, decision.error, now_ns, out)

@@ -302,6 +302,7 @@ class Lifecycle:
             out.append(Announce())
             return True
         self._recovered = True
+        self.fault = self.fault_detail = None  # it ended with the old generation
         self.record = ModelGeneration(new, old.alias, self.package.digest, self.package.manifest.image_sha256)
         self.move(_E.LOAD, now_ns, out)
         self.move(_E.VALIDATED, now_ns, out)

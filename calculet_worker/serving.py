@@ -125,6 +125,8 @@ class Serving:
         """Lane -> when its sequence's cancel came."""
         self._releases: dict[int, tuple[int, int]] = {}
         """Lane -> (tries, when to ask again) where the runtime was busy."""
+        self._queued: set[int] = set()
+        """Waiting sequences that found no lane free for them."""
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
     # ---------------------------------------------------------------- waiting and admission
@@ -135,8 +137,12 @@ class Serving:
         free = room and fair.head() is None and fair.may_start(tenant, prompt_tokens)
         return QueueState(free, len(fair), fair.tokens, fair.over_quota(tenant, prompt_tokens))
 
-    def wait(self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False) -> None:
-        """The request joins the waiting queue; `first` goes before all others."""
+    def wait(
+        self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False, queued: bool = False
+    ) -> None:
+        """The request joins the waiting queue; `first` goes before all others. `queued`: no lane is free for it now."""
+        if queued:
+            self._queued.add(seq.seq_id)
         request = seq.request
         stamp = 0.0 if first else self.fair.stamp(request.tenant, request.weight, len(token_ids), max_new_tokens)
         self._registry.queue(seq, token_ids, max_new_tokens, stamp)
@@ -156,12 +162,14 @@ class Serving:
             fair.take(seq)
             self._registry.admit(seq, lane.hardware_lane, now_ns)
             self._owners[lane.hardware_lane] = seq
-            self.drain_rate.departed(now_ns)
+            queued = seq.seq_id in self._queued
+            self._queued.discard(seq.seq_id)
+            self.drain_rate.departed(now_ns, queued)
             self.answers.open(seq)
             self.prefill.push(seq)
             data = {
                 "prompt_tokens": seq.prompt_tokens, "max_new_tokens": seq.max_new_tokens, "lane": lane.hardware_lane,
-                "wait_ns": now_ns - seq.waiting_since_ns, "tenant": seq.tenant,
+                "wait_ns": now_ns - seq.waiting_since_ns, "tenant": seq.tenant, "queued": queued,
             }  # fmt: skip
             if now_ns - seq.waiting_since_ns > self._starved_ns:
                 data["starved"] = True
@@ -311,6 +319,7 @@ class Serving:
             return False
         if state is RequestState.WAITING_ADMISSION:
             self.fair.remove(seq)
+            self._queued.discard(seq.seq_id)
         elif state is RequestState.PREFILL_READY:
             self.prefill.removed(seq)
         elif state is RequestState.DECODE_READY:

@@ -70,7 +70,8 @@ class Machine:
         commands = [(None, f"{PREFIX}/bin/{name}", f"{python} -m {module} \"$@\"\n") for name, module in modules.items()]
         files = [
             *binds, *sources, *commands, (str(ROOT / "systemd"), f"{PREFIX}/src/systemd", None),
-            (str(package), f"{PREFIX}/package", None), (str(packages.key.parent), f"{PREFIX}/keys", None),
+            (str(package), f"{PREFIX}/package", None), (str(packages.get("sim-batch", "--step-ms", "6")), f"{PREFIX}/next", None),
+            (str(packages.key.parent), f"{PREFIX}/keys", None),
             (None, CONFIG, json.dumps(self.fleet)),
         ]  # fmt: skip
         command = [sys.executable, str(ROOT / "tests/systemd/boot.py"), str(folder), json.dumps(files)]

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -24,6 +24,9 @@ _encode = msgspec.json.Encoder().encode
 
 class LineFile:
     """Append-only lines; `keep` older files stay as NAME.1, NAME.2, ... A `path` of None writes nothing."""
+
+    lost_by_process: ClassVar[int] = 0
+    """Lines that files of this process have lost; told by `calculet_process_journal_lost_total`."""
 
     def __init__(self, path: Path | None, max_bytes: int, keep: int) -> None:
         self.path, self._max_bytes, self._keep = path, max_bytes, keep
@@ -57,6 +60,7 @@ class LineFile:
             self._size += os.write(self._fd, data)
         except OSError as error:
             self.lost += count
+            LineFile.lost_by_process += count
             log.error("%s: %d lines lost: %s", self.path, count, error)
 
     def close(self) -> None:

@@ -3,22 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import resource
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from calculet_core.metrics import metrics_of
+from calculet_core.shell.journal import LineFile
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_EXPOSITION_BYTES = 8 << 20
 _CLASSES: dict[str, Any] = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}
 
 
+class ProcessCollector(Collector):
+    """What this process takes of the machine, read when somebody scrapes; `name` is its label `process`."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._process = name, psutil.Process()
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Of prometheus_client."""
+        with self._process.oneshot():
+            cpu = self._process.cpu_times()
+            values = {
+                "calculet_process_resident_bytes": self._process.memory_info().rss,
+                "calculet_process_cpu_seconds": cpu.user + cpu.system,
+                "calculet_process_threads": self._process.num_threads(),
+                "calculet_process_open_fds": self._process.num_fds(),
+                "calculet_process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+                "calculet_process_start_timestamp_seconds": self._process.create_time(),
+                "calculet_process_journal_lost": LineFile.lost_by_process,
+            }
+        for name, metric in metrics_of("process").items():
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family = kind(name, metric.help, labels=metric.labels)
+            family.add_metric([self._name], values[name])
+            yield family
+
+
 class Collectors:
-    """The component's metrics; `constant` labels (a worker's board) are put on each.
+    """The component's metrics; `constant` labels (a worker's board) are put on each. The process tells about itself beside them.
 
     `collectors("calculet_router_errors", code="over_capacity").inc()`; children are kept, so the look-up is one dict access.
     """
@@ -32,6 +62,9 @@ class Collectors:
             extra = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
             labels = (*constant, *metric.labels)
             self._metrics[name] = _CLASSES[metric.kind](name, metric.help, labels, registry=self.registry, **extra)
+        # As sockets and logs name it: `supervisor`, `router` or a further router's own name, `worker-BOARD`.
+        name = f"worker-{constant['board']}" if component == "worker" else constant.get("router", component)
+        self.registry.register(ProcessCollector(name))
 
     def __call__(self, name: str, **labels: str) -> Any:
         """The child of a metric.

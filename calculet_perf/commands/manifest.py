@@ -62,6 +62,7 @@ def check(file: Path) -> None:
 async def _fields(url: str, alias: str | None, matrix: str, chat: bool) -> dict[str, Any]:
     from calculet_perf.shell.http import AskError, HttpClient
     from calculet_perf.shell.probe import facts, round_trips, target_of
+    from calculet_perf.shell.wall_clock import ntp_offset_ms
 
     client = HttpClient(target_of(url))
     try:
@@ -97,7 +98,7 @@ async def _fields(url: str, alias: str | None, matrix: str, chat: bool) -> dict[
         "hardware": {"board": known(told.board_serial_hash), "chips": known(told.chips), "power_mode": known(told.power_mode)},
         "environment": {
             "ambient_c": REQUIRED, "vpn_in_path": False, "rtt_ms": _rounded(rtt), "jitter_ms": _rounded(jitter),
-            "ntp_offset_ms": None,
+            "ntp_offset_ms": _rounded(ntp_offset_ms()),
         },
         "client": {"host": socket.gethostname(), "transport": "http-sse", "processes": None},
         "server": {"url": url, "api": "chat" if chat else "completions"}, "matrix": matrix, "warmup_requests": 10,

@@ -18,6 +18,8 @@ from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, DeviceTotals
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, NotApplicable, Returned, SelfTest
 from calculet_perf.stability import Finding
+from calculet_perf.statistics.bootstrap import block_interval
+from calculet_perf.statistics.series import block_length
 from calculet_perf.statistics.summary import Summary, summarise
 from calculet_perf.verdict import Verdict
 
@@ -41,9 +43,13 @@ class CellReport(msgspec.Struct, kw_only=True):
     metrics: dict[str, Summary]
     tokens_per_s: float | None
     """Of the rounds' steady windows, their mean; null: no window."""
+    tokens_per_s_low: float | None
+    tokens_per_s_high: float | None
+    """95 % interval, by blocks of the window's parts, which depend on each other; null: too few parts."""
     tokens_per_s_per_request: float | None
     """The same over the concurrency."""
     fill_ratio: float | None
+    """Active over compiled lanes, and the share of lane steps that was not used; means of rounds."""
     lane_waste: float | None
     coalesced: int
     not_as_planned: list[str]
@@ -211,7 +217,8 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         if name in cell.metrics and (summary := summarise(cell.values(name), seed + index)) is not None
     }
     rates = list(cell.tokens_per_s().values())
-    rate = float(np.mean(rates)) if rates else None
+    rate = _mean(rates)
+    low, high = _rate_interval(cell, rate, seed)
     return CellReport(
         cell=cell.id,
         stratum=cell.stratum,
@@ -226,12 +233,27 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         errors=dict(cell.errors),
         metrics=summaries,
         tokens_per_s=rate,
+        tokens_per_s_low=low,
+        tokens_per_s_high=high,
         tokens_per_s_per_request=rate / cell.concurrency if rate is not None and cell.concurrency else None,
-        fill_ratio=cell.fill_ratio,
-        lane_waste=cell.lane_waste,
+        fill_ratio=_mean(cell.fill_ratios),
+        lane_waste=_mean(cell.lane_wastes),
         coalesced=cell.coalesced,
         not_as_planned=cell.invalid,
     )
+
+
+def _mean(values: list[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def _rate_interval(cell: Cell, rate: float | None, seed: int) -> tuple[float | None, float | None]:
+    """Relative to the parts' own mean: the run may have counted the tokens more closely than requests tell."""
+    parts = cell.slices()
+    if rate is None or len(parts) < 8 or parts.mean() == 0:
+        return None, None
+    low, high = block_interval(parts / parts.mean(), lambda drawn: float(drawn.mean()), block_length(parts), seed, resamples=999)
+    return rate * low, rate * high
 
 
 def _curve(cells: list[CellReport]) -> list[CurvePoint]:

@@ -142,6 +142,7 @@ def _cells(run: RunReport, title: str) -> Section:
             str(cell.success),
             ", ".join(f"{count} {code}" for code, count in cell.errors.items()) or "–",
             number(cell.tokens_per_s),
+            "–" if cell.tokens_per_s_low is None else span(cell.tokens_per_s_low, cell.tokens_per_s_high),
             number(cell.tokens_per_s_per_request),
             number(cell.fill_ratio),
             number(cell.lane_waste),
@@ -149,8 +150,8 @@ def _cells(run: RunReport, title: str) -> Section:
         )
         for cell in run.cells
     ]
-    head = ("cell", "samples", "successes", "errors", "tokens/s", "per request", "fill", "lane waste", "not as planned")
-    tables.append(Table(head, throughput, frozenset({1, 2, 4, 5, 6, 7})))
+    head = ("cell", "samples", "successes", "errors", "tokens/s", "95 %", "per request", "fill", "lane waste", "not as planned")
+    tables.append(Table(head, throughput, frozenset({1, 2, 4, 5, 6, 7, 8})))
     for metric in SHOWN_METRICS:
         rows = [_metric_row(cell, metric) for cell in run.cells if metric in cell.metrics]
         if rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from calculet_perf.evidence import Evidence, gather
 from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.manifest import Manifest, ManifestError
 from calculet_perf.records import RecordError, decoder, from_line
-from calculet_perf.recovery import resets
+from calculet_perf.recovery import history
 from calculet_perf.rules import RULES_FILE, Claim, Rules, RulesError, check_claim, parse_claim, parse_rules
 from calculet_perf.shell.run_dir import FAULTS, MANIFEST, MATRIX, RunReader, read_lines
 from calculet_perf.stability import StageRun
@@ -61,6 +62,7 @@ def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = (), fau
     reader = RunReader(folder)
     manifest, problems = _manifest(reader)
     events = sorted((event for path in journals for event in read_journal(path)), key=lambda event: event.t)
+    told = history(events, _wall(reader.info.started_utc), _wall(reader.info.ended_utc)) if journals else None
     return gather(
         reader.info,
         manifest,
@@ -72,9 +74,18 @@ def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = (), fau
         reader.cases(),
         faults=_faults([folder / FAULTS, *faults]),
         stage=_stage(folder / STAGE),
-        journal_resets=resets(events),
+        journal_resets=told.resets if told else (),
+        deaths=told.deaths if told else None,
+        broken_promises=told.broken if told else None,
         configuration_errors=problems,
     )
+
+
+def _wall(utc: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(utc).timestamp() if utc else None
+    except ValueError:
+        return None
 
 
 def template(name: str) -> str:

@@ -27,6 +27,7 @@ from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, STEPS, 
 from calculet_perf.shell.screen import Screen
 from calculet_perf.shell.shards import Applied, ShardError, Shards
 from calculet_perf.shell.traces import StepTraces
+from calculet_perf.shell.wall_clock import ntp_offset_ms
 from calculet_perf.workloads.cells import Cell, Shape
 from calculet_perf.workloads.facts import ServerFacts
 from calculet_perf.workloads.matrix import Matrix
@@ -146,6 +147,7 @@ class Runner:
         records: list[RequestRecord] = []
         for planned in rounds:
             applied = await self._apply("closed", planned, 1)
+            self._say_failure(applied.seen)
             records += [self._record(one, seen, 1) for one, seen in zip(planned, applied.seen, strict=True)]
         for record in records:
             self._writer.append(GOLDEN, record)
@@ -256,6 +258,8 @@ class Runner:
         self._save()
         failed = f", {case.failed} failed" if case.failed else ""
         self.say(f"{cell.id}  {case.requests} requests{failed}")
+        if case.failed:
+            self._say_failure(applied.seen)
         return records
 
     def _connections(self, item: Item, planned: Sequence[Planned]) -> int:
@@ -284,6 +288,13 @@ class Runner:
     async def _apply(self, arrival: str, planned: Sequence[Planned], users: int) -> Applied:
         asked = [one.asked for one in planned]
         return await self._shards.apply(arrival, asked, concurrency=users, gap_s=BURST_GAP_S, progress=self._screen.advance)
+
+    def _say_failure(self, seen: Sequence[Seen]) -> None:
+        """The first failure in the server's own words, which no file keeps."""
+        for one in seen:
+            if one.error_code is not None:
+                self.say(f"  {one.error_code} (HTTP {one.http_status}): {one.error_message or 'no message'}")
+                return
 
     def _record(
         self, planned: Planned, seen: Seen, users: int | None, *, warmup: bool = False, throttled: bool | None = None
@@ -340,8 +351,9 @@ def new_info(setup: Setup, target: str, version: str, sums: tuple[str, str], pro
     plan = setup.plan
     return RunInfo(
         run_id=setup.manifest.run_id, perf_version=version, manifest_sha256=sums[0], matrix_sha256=sums[1],
-        matrix_name=setup.matrix.name, started_utc=utc_now(), boot_id=boot_id(), target=target, foreign=setup.facts.foreign,
-        context_tokens=setup.facts.context, processes=processes, planned=[item.name for item in plan.items],
+        matrix_name=setup.matrix.name, started_utc=utc_now(), boot_id=boot_id(), ntp_offset_ms=ntp_offset_ms(), target=target,
+        foreign=setup.facts.foreign, context_tokens=setup.facts.context, processes=processes,
+        planned=[item.name for item in plan.items],
         not_applicable=plan.not_applicable, shortened=plan.shortened, exclusions=list(EXCLUSIONS),
     )  # fmt: skip
 

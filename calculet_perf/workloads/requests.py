@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import uuid
 from typing import Any
 
 import msgspec
@@ -89,8 +90,7 @@ def requests_of(sender: Sender, cell: Cell, round_: int, count: int, run_id: str
         name = f"{cell.id}/{round_}/" if sender.unique else ""
         sample = f"{sender.corpus.kind}/{sender.seed}/{shape.prompt}/{name}{ordinal}"
         body = body_of(sender, sample, shape, sampling=cell.sampling, stream=cell.stream, seed=sender.seed + index)
-        label = f"{run_id}-{_short(cell.id)}-{round_}-{index}"
-        asked = Asked(index, body, label, cell.stream, offset_ns, index // group_size)
+        asked = Asked(index, body, label_of(run_id, cell.id, round_, index), cell.stream, offset_ns, index // group_size)
         case = Case(
             id=cell.id, round=round_, index=index, sample_id=sample, arrival=cell.arrival, sampling=cell.sampling,
             class_name=shape.name, active_lanes=cell.active_lanes, expect_refusal=cell.expect_refusal,
@@ -150,6 +150,7 @@ def _draw(cell: Cell, total: int, rng: random.Random) -> list[Shape]:
     return shapes
 
 
-def _short(cell_id: str) -> str:
-    """A cell's name as part of a request id, which servers bound."""
-    return hashlib.sha256(cell_id.encode()).hexdigest()[:8]
+def label_of(run_id: str, cell_id: str, round_: int, index: int) -> str:
+    """A request's `x-request-id`: the same for the same request, and a UUID, because some servers refuse anything else."""
+    name = f"{run_id}/{cell_id}/{round_}/{index}".encode()
+    return str(uuid.UUID(bytes=hashlib.sha256(name).digest()[:16], version=4))

@@ -43,6 +43,7 @@ class RouterTelemetry:
         """(tenant, outcome) -> requests, prompt tokens, generated tokens."""
         self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
         self._first = Times("calculet_router_ttft_seconds", self.collectors, constant)
+        self._between = Times("calculet_router_tpot_seconds", self.collectors, constant)
         self._whole = Times("calculet_router_e2e_seconds", self.collectors, constant)
         for field in fields(config):
             value = getattr(config, field.name)
@@ -73,6 +74,8 @@ class RouterTelemetry:
         if action.outcome == "completed":
             if action.first_ns is not None:
                 self._first.observe(model, (action.first_ns - action.accepted_ns) / S)
+                if action.choices == 1 and action.generated_tokens > 1:
+                    self._between.observe(model, (action.ended_ns - action.first_ns) / S / (action.generated_tokens - 1))
             self._whole.observe(model, (action.ended_ns - action.accepted_ns) / S)
 
     def error(self, error: CalculetError) -> None:

@@ -120,8 +120,12 @@ def _table(columns: tuple[str, ...], right: set[str]) -> Any:
 
 
 def _trouble(row: dict[str, Any]) -> str:
+    if row.get("condemned"):
+        return f"set aside: {row['condemned']}; `calculet probation {row['board']}` lets it prove itself"
     if not row["up"]:
         return f"stopped by an operator; `calculet start {row['board']}` brings it back"
+    if row["why"] is None and row.get("probation"):
+        return "on probation: it gets a small share of work until it has proved itself"
     if row["why"] is None:
         return f"loading: {row['load_step']}" if row["load_step"] else ""
     retry = "" if row["retry_in_s"] is None else f"; tried again in {max(0.0, row['retry_in_s']):.0f} s"

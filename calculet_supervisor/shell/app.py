@@ -18,16 +18,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import zmq
 
 from calculet_core import history, wire
 from calculet_core.artifact import Package
 from calculet_core.clock import S
 from calculet_core.config import RecoveryConfig
-from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.death_pipe import VARIABLE, watch_death_pipe
-from calculet_core.shell.files import FileLock
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
@@ -36,7 +33,6 @@ from calculet_core.shell.stacks import can_dump
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
-from calculet_supervisor.shell.checking import read_packages
 from calculet_supervisor.shell.control import serve_control
 from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.launchers import Launcher
@@ -45,13 +41,13 @@ from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
 from calculet_supervisor.shell.launchers.systemd import SystemdLauncher
 from calculet_supervisor.shell.recovery import Recovery
 from calculet_supervisor.shell.recovery_verbs import RecoveryVerbs
-from calculet_supervisor.shell.reloading import BornAgain, may_reload
+from calculet_supervisor.shell.reloading import may_reload
 from calculet_supervisor.shell.rollout_verbs import RolloutVerbs
 from calculet_supervisor.shell.rollouts import Rollouts
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.status import outlook
-from calculet_supervisor.shell.store import Memory, Store, Wanted, open_store
+from calculet_supervisor.shell.store import Memory, Store, Wanted
 from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
 from calculet_supervisor.shell.telemetry import Telemetry
 from calculet_supervisor.shell.verbs import Verbs
@@ -189,7 +185,7 @@ class Supervisor:
             self._ended.set_result(keeper_gone)
 
     def _reload(self) -> None:
-        if not self._ended.done() and may_reload(self.fleet.path):
+        if not self._ended.done() and may_reload(self.fleet.path, self.rollouts.versions):
             self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
             self._end(False)
 
@@ -324,12 +320,18 @@ class Supervisor:
 
     def _tell(self) -> None:
         lives, boards = self.reconciler.lives, self.sightings.boards
-        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN)) for board in self.boards}
+        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN), self._aside(board)) for board in self.boards}
         if told != self._told:
             self._told = told
             self._launcher.tell(told)
             ready = sum(board["state"] == "ready" for board in told.values())
             sd_notify(f"STATUS={ready} of {len(told)} boards ready")
+
+    def _aside(self, board: str) -> str | None:
+        """Why nobody needs to wait for the board at a start; None: it is to serve."""
+        if not self.wish(board).up:
+            return self.out(board)
+        return "its model is unloaded" if self.rollouts.placement(board)[0] is None else None
 
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:
@@ -436,38 +438,5 @@ def reset_limit(fleet: Fleet, board: str) -> int:
     return (own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min
 
 
-def _view_on_disk(fleet: Fleet) -> wire.FleetView | None:
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(fleet.fleet_view.read_bytes(), type=wire.FleetView)
-    return None
-
-
 def _spends(memory: Memory, kind: str) -> dict[str, list[int]]:
     return {board: spends for (found, board), spends in memory.spends.items() if found == kind}
-
-
-async def serve(fleet: Fleet) -> int:
-    """Be the fleet's supervisor; the exit code.
-
-    Raises:
-        ConfigError: the configuration, a package or the store is wrong, or nobody is there who could start workers.
-        LockHeld: another supervisor has this fleet.
-        BornAgain: it is to be reloaded, and everything is put down.
-    """
-    if VARIABLE not in os.environ and "INVOCATION_ID" not in os.environ:
-        raise ConfigError("neither `calculet up` nor systemd has started this supervisor: nobody could start workers for it")
-    packages = read_packages(fleet)
-    lock = FileLock(fleet.supervisor_lock)
-    store = await open_store(fleet.store)
-    try:
-        memory = await store.recall()
-        if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
-            memory = replace(memory, view=on_disk)  # the store was moved away: go on above what routers have seen
-        supervisor = Supervisor(fleet, packages, store, memory)
-        await supervisor.run()
-    finally:
-        store.close()
-        lock.release()
-    if supervisor.reloads:
-        raise BornAgain
-    return ExitCode.OK

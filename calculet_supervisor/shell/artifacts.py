@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from calculet_core.artifact import Package
 from calculet_core.errors import ArtifactError
 from calculet_core.shell.files import sync_folder
+from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import read_package, verify_package
 
 log = logging.getLogger("calculet.artifacts")
@@ -118,6 +119,11 @@ class ArtifactStore:
             Path(folder).chmod(0o550)
         temporary.rename(self.path(digest))
         sync_folder(self._folder)
+
+
+def artifacts_of(fleet: Fleet) -> ArtifactStore:
+    """Where a fleet keeps them."""
+    return ArtifactStore(fleet.state_dir / "artifacts")
 
 
 def check_trusted(path: Path) -> Path:

@@ -5,7 +5,9 @@ What can be known to be wrong before anything starts is said here, all of it at 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from calculet_core.artifact import Package
@@ -13,21 +15,10 @@ from calculet_core.config import ModelConfig, boards_of, check_profiles
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package, verify_package
+from calculet_supervisor.rollout import AliasVersion
+from calculet_supervisor.shell.artifacts import ArtifactStore, artifacts_of
 
-
-def read_packages(fleet: Fleet) -> dict[str, Package]:
-    """Alias -> its configured package, read and not verified: a worker verifies before it loads.
-
-    Raises:
-        ConfigError: a package cannot be read.
-    """
-    packages = {}
-    for index, model in enumerate(fleet.config.models):
-        try:
-            packages[model.alias] = read_package(fleet.resolve(model.package))
-        except ArtifactError as error:
-            raise ConfigError(f"{fleet.path}: $.models[{index}].package: {error}") from None
-    return packages
+log = logging.getLogger("calculet.supervisor")
 
 
 def find_problems(fleet: Fleet) -> list[str]:
@@ -64,3 +55,36 @@ def _wrong_devices(fleet: Fleet, model: ModelConfig, package: Package) -> list[s
                 f"{package.manifest.name} is made for {backend!r}"
             )
     return problems
+
+
+def configured_packages(fleet: Fleet, versions: Mapping[str, list[AliasVersion]]) -> dict[str, Package]:
+    """Alias -> the package that the configuration names, read and not verified: a worker verifies before it loads.
+
+    A package that was swapped for another one may be gone from where the configuration names it, and nobody shall be woken for
+    that: it is read from where it is kept to go back to.
+
+    Raises:
+        ConfigError: a package cannot be read, and no operator has moved its alias to another.
+    """
+    kept, packages = artifacts_of(fleet), {}
+    for index, model in enumerate(fleet.config.models):
+        try:
+            packages[model.alias] = read_package(fleet.resolve(model.package))
+        except ArtifactError as error:
+            found = _kept(kept, versions.get(model.alias, []))
+            if found is None:
+                raise ConfigError(f"{fleet.path}: $.models[{index}].package: {error}") from None
+            log.warning("%s: $.models[%d].package: %s; %s is used as it is kept", fleet.path, index, error, found.digest[:12])
+            packages[model.alias] = found
+    return packages
+
+
+def _kept(kept: ArtifactStore, versions: list[AliasVersion]) -> Package | None:
+    """What the configuration named when the alias was moved, else what it was moved to."""
+    if not versions:
+        return None
+    digests = [versions[-1].configured, *([versions[-1].artifact.digest] if versions[-1].artifact else [])]
+    for digest in digests:
+        with suppress(ArtifactError):
+            return read_package(kept.path(digest))
+    return None

@@ -52,7 +52,7 @@ async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[
             while data := await reader.read(CHUNK_BYTES):
                 incoming.feed(data)
                 for request in incoming:
-                    writer.write(pack(await _answer(verbs, request, caller)))
+                    writer.write(await _answer(verbs, request, caller))
                     await writer.drain()
         except (msgpack.UnpackException, msgpack.BufferFull, ValueError) as error:
             log.warning("a control connection (pid %s) is closed: not a request: %s", caller.pid, error)
@@ -68,19 +68,22 @@ async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[
     return server
 
 
-async def _answer(verbs: Mapping[str, Verb], request: Any, caller: Caller) -> dict[str, Any]:
+async def _answer(verbs: Mapping[str, Verb], request: Any, caller: Caller) -> bytes:
+    """The answer's bytes; whatever goes wrong in a verb, or in packing what it says, is the answer and nobody's end."""
     if not isinstance(request, dict) or not isinstance(request.get("verb"), str):
         raise ValueError("a request is a map with a verb")
     verb = verbs.get(request["verb"])
     if verb is None:
-        return {"ok": False, "error": f"unknown verb {request['verb'][:64]!r}", "hint": f"known: {', '.join(sorted(verbs))}"}
+        known = f"known: {', '.join(sorted(verbs))}"
+        return pack({"ok": False, "error": f"unknown verb {request['verb'][:64]!r}", "hint": known})
     try:
-        return {"ok": True, **await verb(request, caller)}
+        return pack({"ok": True, **await verb(request, caller)})
     except Refused as refusal:
-        return {"ok": False, "error": refusal.message, "hint": refusal.hint}
+        return pack({"ok": False, "error": refusal.message, "hint": refusal.hint})
     except Exception as error:
         log.exception("verb %s failed", request["verb"])
-        return {"ok": False, "error": f"{type(error).__name__}: {error}", "hint": "this is a bug; see the supervisor's log"}
+        hint = "this is a bug; see the supervisor's log"
+        return pack({"ok": False, "error": f"{type(error).__name__}: {error}", "hint": hint})
 
 
 def _caller(sock: Any) -> Caller:

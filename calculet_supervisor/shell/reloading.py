@@ -11,12 +11,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from calculet_core.errors import ConfigError
 from calculet_core.shell.fleet import load_fleet
 from calculet_core.shell.sd_notify import sd_notify
-from calculet_supervisor.shell.checking import read_packages
+from calculet_supervisor.rollout import AliasVersion
+from calculet_supervisor.shell.checking import configured_packages
 
 log = logging.getLogger("calculet.supervisor")
 
@@ -25,11 +27,11 @@ class BornAgain(Exception):
     """This image has put everything down; `become_new` is next."""
 
 
-def may_reload(path: Path) -> bool:
+def may_reload(path: Path, versions: Mapping[str, list[AliasVersion]]) -> bool:
     """Whether the configuration at `path` could be supervised; when it could not, the reload is refused and all stays as it is."""
     sd_notify(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
     try:
-        read_packages(load_fleet(path))
+        configured_packages(load_fleet(path), versions)
     except ConfigError as error:
         log.error("the reload is refused, everything stays as it is: %s", error)
         sd_notify(f"READY=1\nSTATUS=a reload was refused: {error}")

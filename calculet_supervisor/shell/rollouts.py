@@ -27,7 +27,7 @@ from calculet_core.states.worker_process import ProcessState
 from calculet_supervisor.canary import Canary, Opinion
 from calculet_supervisor.planner import BoardFacts, Planner, unfit
 from calculet_supervisor.rollout import AliasVersion, Artifact, Rollout, advance, refuse, verified
-from calculet_supervisor.shell.artifacts import ArtifactStore
+from calculet_supervisor.shell.artifacts import artifacts_of
 from calculet_supervisor.shell.examining import Context, Unfit, artifact_of, examine
 from calculet_supervisor.shell.sightings import ROUTER_SILENCE_NS
 from calculet_supervisor.shell.store import Act, Memory
@@ -55,8 +55,9 @@ class Rollouts:
 
     def __init__(self, supervisor: Supervisor, packages: Mapping[str, Package], memory: Memory) -> None:
         self._supervisor, self._fleet = supervisor, supervisor.fleet
-        self.artifacts = ArtifactStore(supervisor.fleet.state_dir / "artifacts")
-        self.live: dict[str, Rollout] = dict(memory.rollouts)
+        self.artifacts = artifacts_of(supervisor.fleet)
+        self.live: dict[str, Rollout] = {alias: found for alias, found in memory.rollouts.items() if alias in packages}
+        """By alias; one whose alias is not in the configuration any more rests."""
         self.versions: dict[str, list[AliasVersion]] = {alias: list(found) for alias, found in memory.versions.items()}
         self._configured = dict(packages)
         self._packages: dict[str, Package] = {package.digest: package for package in packages.values()}
@@ -256,26 +257,26 @@ class Rollouts:
         supervisor = self._supervisor
         reports = {board: seen.report for board, seen in supervisor.sightings.boards.items()}
         context = Context(self._fleet, self.artifacts, reports, dict(supervisor.quarantined))
+        async with self._disk:  # until the commit: what was just copied is nobody's yet
+            await self.commit(rollout, await self._verdict(rollout, context))
+
+    async def _verdict(self, rollout: Rollout, context: Context) -> Rollout:
+        """Refused, or verified with what was found."""
         try:
-            async with self._disk:
-                package, found = await asyncio.to_thread(examine, rollout, context)
+            package, found = await asyncio.to_thread(examine, rollout, context)
         except Unfit as error:
-            await self.commit(rollout, refuse(rollout, time.time(), f"{error}. Nothing was changed"))
-            return
+            return refuse(rollout, time.time(), f"{error}. Nothing was changed")
         except Exception as error:
             log.exception("rollout %d: the examination failed", rollout.id)
-            await self.commit(rollout, refuse(rollout, time.time(), f"{type(error).__name__}: {error}. Nothing was changed"))
-            return
+            return refuse(rollout, time.time(), f"{type(error).__name__}: {error}. Nothing was changed")
         self._packages[package.digest] = package
         if found["blue"] is not None:
             self._read(found["blue"])
         limits = (rollout.floor, rollout.max_unavailable, rollout.allow_downtime)
-        why = unfit(rollout.boards, self.facts(rollout.boards), *limits)
-        avoid = supervisor.reconciler.attribution.failed_on(package.digest)
-        if why is not None:
-            await self.commit(rollout, refuse(rollout, time.time(), f"{why}. Nothing was changed"))
-        else:
-            await self.commit(rollout, verified(rollout, time.time(), avoid=avoid, **found))
+        if (why := unfit(rollout.boards, self.facts(rollout.boards), *limits)) is not None:
+            return refuse(rollout, time.time(), f"{why}. Nothing was changed")
+        avoid = self._supervisor.reconciler.attribution.failed_on(package.digest)
+        return verified(rollout, time.time(), avoid=avoid, **found)
 
     async def commit(self, before: Rollout, following: Rollout, act: Act | None = None) -> bool:
         """Save what follows `before`; from here on it is what holds. False: somebody else was faster, and nothing was done."""
@@ -304,6 +305,7 @@ class Rollouts:
         if following.over:
             del self.live[alias]
             self._canaries.pop(following.id, None)
+            self._supervisor.begin(self.keep())
         else:
             self.live[alias] = following
         for step in following.log[len(before.log) :] or following.log[-1:]:
@@ -348,15 +350,16 @@ class Rollouts:
 
     async def keep(self) -> None:
         """What is configured can be gone back to; what nobody can go back to any more is removed."""
-        wanted = {artifact.digest for artifact in self._needed()}
-        wanted |= {package.digest for package in self._configured.values()}
-        wanted |= {found.digest for alias in self._configured if (found := self.previous(alias)) is not None}
-        packages = list(self._configured.values())
-
-        def tidy() -> None:
-            self.artifacts.sweep(wanted)
-            for package in packages:
-                self.artifacts.keep(package)
-
         async with self._disk:
+            previous = [self.previous(alias) for alias in self._configured]
+            wanted = {artifact.digest for artifact in (*self._needed(), *previous) if artifact is not None}
+            packages = list(self._configured.values())
+            wanted |= {package.digest for package in packages}
+            self._packages = {digest: package for digest, package in self._packages.items() if digest in wanted}
+
+            def tidy() -> None:
+                self.artifacts.sweep(wanted)
+                for package in packages:
+                    self.artifacts.keep(package)
+
             await asyncio.to_thread(tidy)

@@ -11,7 +11,8 @@ Fields are only ever added within a version of the schema. Absent is null, never
                  "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
                  "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
-     "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes"}]}
+     "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
+                  "versions": [{"digest", "requests", "failed"}]}]}
 
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.
@@ -80,7 +81,8 @@ def board_status(
 def router_status(seen: RouterSeen) -> dict[str, Any]:
     """One router's row."""
     report = msgspec.structs.asdict(seen.report)
-    return {**report, "router": f"{seen.report.router:08x}"}
+    counted = [{"digest": one.digest, "requests": one.requests, "failed": one.failed} for one in seen.report.versions]
+    return {**report, "versions": counted, "router": f"{seen.report.router:08x}"}
 
 
 def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str | None:
@@ -93,9 +95,12 @@ def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str
     return life.why if life else None
 
 
-def outlook(life: Life | None, seen: BoardSeen) -> dict[str, Any]:
-    """For whoever watches a start: ready, still starting, or failed and why (with the exit code, where there was one)."""
+def outlook(life: Life | None, seen: BoardSeen, aside: str | None = None) -> dict[str, Any]:
+    """For whoever watches a start: ready, still starting, or failed and why (with the exit code, where there was one). `aside`
+    is why it is not to serve."""
     report = seen.report
+    if aside is not None:
+        return {"state": "failed", "why": aside, "code": None}
     if report is not None:
         waits = life is not None and life.failed_ns is not None
         state = "ready" if report.state in SERVING else "failed" if report.state == "FAILED" or waits else "starting"

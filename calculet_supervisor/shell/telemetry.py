@@ -28,10 +28,14 @@ class Telemetry:
         self._reconciler, self._sightings, self._crashes = reconciler, sightings, crashes
         self._collectors = Collectors("supervisor")
         limits: dict[str, float] = {"crashes.keep": config.crashes.keep, "crashes.max_bytes": config.crashes.max_bytes}
-        for field in fields(config.supervision):
-            value = getattr(config.supervision, field.name)
-            if isinstance(value, int | float):
-                limits[f"supervision.{field.name}"] = value
+        sections = {
+            "supervision": config.supervision, "supervision.restart": config.supervision.restart, "recovery": config.recovery,
+        }  # fmt: skip
+        for where, section in sections.items():
+            for field in fields(section):
+                value = getattr(section, field.name)
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    limits[f"{where}.{field.name}"] = value
         for name, value in limits.items():
             self._collectors("calculet_supervisor_limit", limit=name).set(value)
 

@@ -64,16 +64,22 @@ Decision = Admit | Queue | RejectInvalid | RejectCapacity | RejectUnavailable
 
 
 class DrainRate:
-    """How fast requests leave the waiting queue for a lane, from the last departures."""
+    """How fast requests leave the waiting queue for a lane, from the last departures while there was a queue.
+
+    A request that never had to wait says that nobody was waiting: what was measured before it tells nothing about the next queue.
+    """
 
     __slots__ = ("_times",)
 
     def __init__(self) -> None:
         self._times: deque[int] = deque(maxlen=32)
 
-    def departed(self, now_ns: int) -> None:
-        """A request got a lane."""
-        self._times.append(now_ns)
+    def departed(self, now_ns: int, waited: bool = True) -> None:
+        """A request got a lane, at once or after it had waited for one."""
+        if waited:
+            self._times.append(now_ns)
+        else:
+            self._times.clear()
 
     def wait_s(self, waiting: int, now_ns: int) -> float | None:
         """Until `waiting` requests will have left at the measured rate; None before it was measured."""

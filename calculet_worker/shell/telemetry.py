@@ -62,7 +62,7 @@ class Telemetry:
     def _admitted(self, event: Event) -> None:
         data, metric = event.data, self._metric
         waited_ns = data["wait_ns"]
-        metric("calculet_worker_admissions", decision="queue" if waited_ns else "admit").inc()
+        metric("calculet_worker_admissions", decision="queue" if data["queued"] else "admit").inc()
         metric("calculet_worker_admission_wait_seconds").observe(waited_ns / S)
         if data.get("starved"):
             metric("calculet_worker_starvation_events", tenant=self._tenant(data["tenant"])).inc()
@@ -78,6 +78,8 @@ class Telemetry:
         prompt, generated = data["prompt_tokens"], data["tokens"]
         metric("calculet_worker_tokens", kind="prompt").inc(prompt)
         metric("calculet_worker_tokens", kind="generated").inc(generated)
+        metric("calculet_worker_sequence_tokens", kind="prompt").observe(prompt)
+        metric("calculet_worker_sequence_tokens", kind="total").observe(prompt + generated)
         metric("calculet_worker_tenant_tokens", tenant=self._tenant(data["tenant"])).inc(prompt + generated)
 
     def _job(self, event: Event) -> None:

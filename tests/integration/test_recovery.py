@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from builders_swap import ask
 from calculet_core.history import check
 from calculet_core.shell.fleet import load_fleet
 from calculet_core.shell.journal import read_journal
+from calculet_core.shell.packages import read_package
 
 FAULTY = ("board0", "board1")
 
@@ -113,3 +115,47 @@ def test_the_journals_of_all_this_hold_every_promise(fleet: Fleet) -> None:
     assert fleet.stop() == 0
     events = sorted((event for path in (fleet.folder / "log").glob("*.jsonl") for event in read_journal(path)), key=lambda event: event.t)
     assert check(events) == []
+
+
+@pytest.mark.long
+def test_a_board_that_keeps_failing_while_another_serves_the_same_is_set_aside_by_itself(tmp_path: Path, packages: Packages) -> None:
+    package = packages.get("sim-batch", "--step-ms", "1")
+    fleet = Fleet(tmp_path / "fleet", package, packages.key.with_suffix(".pub"), fault_injection=True, recovery={"max_resets_per_10min": 9})
+    config = json.loads(fleet.config.read_text())
+    config["boards"][0]["options"] = {"faults": [{"fault": "ccu_exception", "at": [600, 1200, 1800, 2400], "job": "decode"}]}
+    fleet.config.write_text(json.dumps(config))
+    with fleet:
+
+        def condemned() -> Any:
+            assert fleet.completion("x" * 40, max_tokens=60).status == 200, "the other board serves"
+            return row(fleet, "board0")["condemned"]
+
+        why = until(condemned, "a verdict")
+        assert why.startswith("3 failures in an hour, and board1 serves the same artifact: ccu_exception")
+        until(lambda: row(fleet, "board0")["pid"] is None, "its worker ends")
+        assert "condemned" in [act["verb"] for act in ask(fleet, "audit")["acts"]]
+
+
+@pytest.mark.long
+def test_an_artifact_that_fails_everywhere_is_set_aside_and_its_alias_goes_back_by_itself(tmp_path: Path, packages: Packages) -> None:
+    blue, green = packages.get("sim-batch", "--step-ms", "1"), packages.get("sim-b1", "--step-ms", "1", "--lanes", "8")
+    never = {"breaker_window_s": 0.001}
+    fleet = Fleet(tmp_path / "fleet", blue, packages.key.with_suffix(".pub"), fault_injection=True, recall=never)
+    config = json.loads(fleet.config.read_text())
+    for board in config["boards"]:
+        board["options"] = {"faults": [{"fault": "ccu_exception", "at": [1500], "job": "decode"}], "reset_ms": 8000}
+    fleet.config.write_text(json.dumps(config))
+    with fleet:
+        assert fleet.cli("load", "toy", str(green), "--yes").returncode == 0
+
+        def quarantined() -> Any:
+            fleet.completion("x" * 40, max_tokens=60)
+            return ask(fleet, "generations")["quarantined"]
+
+        (aside,) = until(quarantined, "a verdict")
+        assert aside["digest"] == read_package(green).digest and "it failed on board" in aside["reason"]
+        until(lambda: {row["digest"] for row in ask(fleet, "generations")["boards"]} == {read_package(blue).digest}, "blue everywhere")
+        newest = ask(fleet, "rollouts")["rollouts"][0]
+        assert (newest["verb"], newest["uid"]) == ("rollback", None) and "by itself" in newest["log"][0]["text"]
+        until(lambda: fleet.completion().status == 200, "blue serves")
+        assert "was set aside" in fleet.cli("load", "toy", str(green), "--yes").stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_a_canary_that_looks_well_goes_on_by_itself(fleet: Fleet, blue: Path, gr
     assert load.failed == []
     assert "the canary is good" in done.stdout
     assert fleet.cli("rollback", "toy", "--yes").returncode == 0
+
+
+@pytest.mark.long
+def test_a_canary_that_is_much_slower_gets_nothing_more_and_goes_back(tmp_path: Path, packages: Packages, blue: Path) -> None:
+    slow = packages.get("sim-batch", "--step-ms", "100")
+    rollouts = {"canary": {"hold_s": 0.2, "min_requests": 20, "max_p99_ratio": 3.0}}
+    with Fleet(tmp_path / "fleet", blue, packages.key.with_suffix(".pub"), rollout=rollouts) as fleet:
+        with Load(fleet, 8) as load:
+            done = fleet.cli("load", "toy", str(slow), "--canary", "50%", "--yes")
+        assert done.returncode == 1
+        assert "canary: P99 of " in done.stderr, done.stdout + done.stderr
+        assert load.failed == []
+        assert set(held(fleet).values()) == {read_package(blue).digest}
 
 
 # ------------------------------------------------------------------------------------------------ a bad one
@@ -253,13 +267,19 @@ def test_the_journals_of_all_this_hold_every_promise(fleet: Fleet) -> None:
 
 # ------------------------------------------------------------------------------------------------ one board
 def test_one_board_needs_a_word_for_the_time_without_service_and_tells_how_long_it_was(tmp_path: Path, packages: Packages, blue: Path, green: Path) -> None:
-    with Fleet(tmp_path / "fleet", blue, packages.key.with_suffix(".pub"), boards=1) as fleet:
+    configured = copy_of(blue, tmp_path / "blue")
+    with Fleet(tmp_path / "fleet", configured, packages.key.with_suffix(".pub"), boards=1) as fleet:
         done = fleet.cli("load", "toy", str(green), "--yes")
         assert done.returncode == 1 and "--allow-downtime" in done.stderr, done.stderr
         done = fleet.cli("load", "toy", str(green), "--yes", "--allow-downtime")
         assert done.returncode == 0, done.stdout + done.stderr
         assert rollout(fleet)["dark_s"] > 0 and "nobody served for" in done.stdout
         assert fleet.completion().json()["system_fingerprint"] == read_package(green).digest
+        shutil.rmtree(configured)  # nobody needs it any more, as it seems
+        dead = fleet.kill("supervisor")
+        until(lambda: fleet.pid("supervisor") not in (dead, None) and fleet.status(), "the supervisor is back")
+        assert fleet.cli("rollback", "toy", "--yes", "--allow-downtime").returncode == 0, fleet.logs()
+        assert fleet.completion().json()["system_fingerprint"] == read_package(blue).digest
         done = fleet.cli("unload", "toy", "--yes")
         assert done.returncode == 0, done.stderr
         refused = fleet.completion()

@@ -50,14 +50,17 @@ def seeds_command(first: int, last: int, processes: int, seconds: float, smaller
     """Short rough runs with the seeds FIRST to LAST."""
     began, outcomes, failed, seen = time.monotonic(), [], [], 0
     seeds: Iterable[int] = range(first, last + 1) if requests is None else range(first, first + 10_000_000)
-    for outcome in search((rough(seed, seconds) for seed in seeds), processes):
-        outcomes.append(outcome)
-        seen += outcome.requests
-        if outcome.violations:
-            failed.append(outcome)
-            click.echo(f"seed {outcome.scenario.seed}: {outcome.worst()}")
-        if requests is not None and seen >= requests:
-            break
+    try:
+        for outcome in search((rough(seed, seconds) for seed in seeds), processes):
+            outcomes.append(outcome)
+            seen += outcome.requests
+            if outcome.violations:
+                failed.append(outcome)
+                click.echo(f"seed {outcome.scenario.seed}: {outcome.worst()}")
+            if requests is not None and seen >= requests:
+                break
+    except KeyboardInterrupt:
+        click.echo("interrupted: this is what was done")
     _report(outcomes, time.monotonic() - began)
     if failed and smaller:
         _shrink(min(failed, key=lambda one: one.scenario.seed))

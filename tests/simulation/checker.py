@@ -78,6 +78,7 @@ class FleetChecker:
         self.core = history.Checker(history.Budgets(), world.clients_expected)
         self.violations: list[Violation] = self.core.violations
         self._generations: dict[tuple[int, int], int] = {}
+        self._sent: dict[tuple[int, int], int] = {}
         self._accepted: dict[int, int] = {}
         self._ready: dict[str, int] = {}
         self._restarts: dict[str, list[int]] = defaultdict(list)
@@ -90,19 +91,24 @@ class FleetChecker:
         self.fair_looks = 0
         self._troubled_ns: dict[str, int] = {}
         self._pauses_ns: list[tuple[int, int]] = []
+        self._faults: set[tuple[str | None, int | None, int | None, str]] = set()
         self._acts: dict[str, tuple[bool, bool]] = {}
         """Board -> (up, draining) as operators were told."""
+        self._rollouts: set[int] = set()
         self._unsure: set[str] = set()
         """Boards with an act whose answer was lost."""
         self._handlers = {
             history.REQUEST_ACCEPTED: self._request_accepted,
             history.REQUEST_DONE: self._request_done,
+            history.REQUEST_SENT: self._request_sent,
             history.ATTEMPT_ADMITTED: self._attempt_admitted,
             history.ATTEMPT_DONE: self._attempt_done,
             history.BOARD_GENERATION: self._generation_state,
             history.FLEET_WORKER_EXITED + ".truth": self._exited,
             history.BOARD_RESET: self._reset,
             history.FLEET_WORKER_KILLED: self._killed,
+            history.BOARD_FAULT: lambda event, source: self._faults.add((event.board, event.epoch, event.generation, event.data["kind"])),
+            history.FLEET_FAULT_SEEN: self._fault_seen,
             history.BOARD_IDLE: self._idle,
         }
 
@@ -132,6 +138,9 @@ class FleetChecker:
     def _request_accepted(self, event: Event, source: Any) -> None:
         self._accepted[event.request or 0] = event.t
 
+    def _request_sent(self, event: Event, source: Any) -> None:
+        self._sent[event.request or 0, event.attempt or 0] = event.generation or 0
+
     def _request_done(self, event: Event, source: Any) -> None:
         request = event.request or 0
         accepted_ns = self._accepted.pop(request, None)
@@ -155,6 +164,8 @@ class FleetChecker:
     def _attempt_admitted(self, event: Event, worker: WorkerHost) -> None:
         key = (event.request or 0, event.attempt or 0)
         self._generations[key] = event.generation or 0
+        if (sent := self._sent.get(key)) not in (None, event.generation):
+            self.broken("sent_is_served", f"{worker.board}: {key[0]:x} was sent to generation {sent}, and {event.generation} took it")
         client = self._world.clients.of.get(key[0])
         serving = worker.engine.serving
         if client is None or serving is None or client.tenant in self._capped:
@@ -224,14 +235,20 @@ class FleetChecker:
     def _reset(self, event: Event, source: Any) -> None:
         """What counts is what really happened to the board. Commands may be under way for some seconds."""
         board, limit = event.board or "", self._world.settings.recovery.max_resets_per_10min
-        self._spend(self._resets[board], event.t, WINDOW_NS - COMMAND_SLACK_NS, limit, f"resets of {board}")
+        if event.generation:  # an empty board is reset when it comes back on probation: an operator's word, beside the budget
+            self._spend(self._resets[board], event.t, WINDOW_NS - COMMAND_SLACK_NS, limit, f"resets of {board}")
 
     def _spend(self, spends: list[int], now_ns: int, window_ns: int, limit: int, what: str) -> None:
         spends[:] = [at for at in spends if at > now_ns - window_ns] + [now_ns]
         if len(spends) > limit:
             self.broken("within_budget", f"{len(spends)} {what} within {window_ns / S:g} s, {limit} allowed")
 
-    # ---------------------------------------------------------------- who is replaced
+    # ---------------------------------------------------------------- who is blamed, who is replaced
+    def _fault_seen(self, event: Event, source: Any) -> None:
+        """What counts against a board, and an artifact, has happened there, in that generation."""
+        if (event.board, event.epoch, event.generation, event.data["fault"]) not in self._faults:
+            self.broken("blame_is_deserved", f"{event.board}: {event.data['fault']} of generation {event.generation} never happened")
+
     def troubled(self, name: str, until_ns: int) -> None:
         """A process (a worker by its board), or a data link, has a fault until then; a worker's control link counts as the worker."""
         self._troubled_ns[name] = max(until_ns, self._troubled_ns.get(name, 0))
@@ -274,6 +291,10 @@ class FleetChecker:
     def unanswered(self, board: str) -> None:
         """An act was asked for, and nobody knows what came of it."""
         self._unsure.add(board)
+
+    def begun(self, rollout: int) -> None:
+        """An operator was told that a rollout has begun."""
+        self._rollouts.add(rollout)
 
     def recalled(self, wanted: dict[str, Any]) -> None:
         """A supervisor has read its store."""
@@ -320,6 +341,11 @@ class FleetChecker:
         if supervisor is None or not supervisor.serving:
             return
         self.recalled(supervisor.wanted)
+        assert supervisor.store is not None
+        kept = {rollout.id: rollout for rollout in supervisor.store.look(lambda store: store._rollouts(1_000))}
+        for number in sorted(self._rollouts):
+            if number not in kept or not kept[number].over:
+                self.broken("acts_survive", f"rollout {number} was begun, and the store has {kept.get(number)}")
         for board, (up, draining) in self._acts.items():
             worker = world.keeper.workers.get(board)
             if board in self._unsure:

@@ -37,6 +37,7 @@ class Client:
         "choices",
         "clients",
         "code",
+        "digest",
         "done",
         "expected",
         "max_tokens",
@@ -83,7 +84,6 @@ class Client:
         self.router: RouterHost | None = None
         self.outcome: str | None = None
         self.code: str | None = None
-        self.expected: list[int] | None = None
         self._begin()
         if leaves is not None:
             clients.world.timeline.after(int(leaves * S), self._leave)
@@ -92,6 +92,9 @@ class Client:
         self.pending = [""] * self.choices
         self.done = [False] * self.choices
         self.unread, self.read_at = 0.0, 0
+        self.digest: str | None = None
+        """Of the artifact that answers; known with the first tokens."""
+        self.expected: list[int] | None = None
 
     # ---------------------------------------------------------------- asking
     def ask(self) -> None:
@@ -177,6 +180,10 @@ class Client:
         world = self.clients.world
         request = self.request + index
         generation = world.checker.generation_of(request, attempt)
+        digest = world.digests.get(generation or 0)
+        if self.digest not in (None, digest):
+            world.broken("one_artifact", f"request {self.request:x}: its choices are of {self.digest[:4]} and {(digest or '')[:4]}")
+        self.digest = digest
         world.see(
             Event(history.REQUEST_TOKENS, world.timeline.now, request, attempt, generation=generation, data={"ids": list(text.encode("latin-1"))}),
             self.router,
@@ -218,10 +225,10 @@ class Client:
         self.clients.world.broken("one_terminal", f"request {self.request:x}: {what}")
 
     # ---------------------------------------------------------------- what is right
-    def reference(self) -> list[int]:
-        """The tokens that the model gives, up to the stop."""
-        if self.expected is None:
-            tokens = self.clients.tokens(self.prompt, min(self.max_tokens, self.clients.traffic.max_output))
+    def reference(self) -> list[int] | None:
+        """The tokens that the model gives, up to the stop; None while nobody knows which model it is."""
+        if self.expected is None and self.digest is not None:
+            tokens = self.clients.tokens(self.digest, self.prompt, min(self.max_tokens, self.clients.traffic.max_output))
             if self.stop is not None and self.stop in tokens:
                 tokens = tokens[: tokens.index(self.stop)]
             self.expected = tokens
@@ -239,8 +246,9 @@ class Clients:
         self._rng = world.rng("arrivals")
         self._seed = world.scenario.seed
         self._keep = world.scenario.requests
-        manifest = world.package.manifest
-        self._rule = TokenRule(manifest, profile_of(manifest))
+        self._rules = {
+            digest: TokenRule(package.manifest, profile_of(package.manifest)) for digest, package in world.packages.items()
+        }
 
     def begin(self) -> None:
         """From now on they come."""
@@ -300,9 +308,9 @@ class Clients:
         for client in list(router.calls.values()):
             client.lost()
 
-    def tokens(self, prompt: tuple[int, ...], count: int) -> list[int]:
+    def tokens(self, digest: str, prompt: tuple[int, ...], count: int) -> list[int]:
         """As `calculet_worker.device.sim_rule.reference_tokens`, with the rule made once."""
-        rule = self._rule
+        rule = self._rules[digest]
         digest, last, answer = rule.traces(np.array(prompt, np.int32), 0), prompt[-1], []
         for position in range(len(prompt), len(prompt) + count):
             last, _ = rule.next_token(digest, last)

@@ -83,6 +83,10 @@ class VirtualStore(Store):
         """Everything, at a start."""
         return self._transact(self._recall)
 
+    def look(self, work: Callable[[Store], Any]) -> Any:
+        """What the disk holds, at once."""
+        return self._transact(lambda: work(self))
+
     def _spend(self, kind: str, board: str) -> None:
         super()._spend(kind, board)
         self._process.world.checker.saved(kind, board)

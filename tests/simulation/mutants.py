@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from calculet_core.clock import S
 from calculet_core.requests import SequenceState
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.request import RequestState
@@ -22,6 +23,7 @@ from calculet_router.dispatch import Dispatcher
 from calculet_router.tenants import Tenants
 from calculet_supervisor import reconcile
 from calculet_supervisor.health import Health
+from calculet_supervisor.planner import Planner
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.restarts import Restarts, Verdict
@@ -31,12 +33,13 @@ from calculet_worker import engine, serving
 from calculet_worker.answers import Answers
 from calculet_worker.attempts import Attempts
 from calculet_worker.engine import Engine
+from calculet_worker.generation import Lifecycle
 from calculet_worker.jobs import completion
 from calculet_worker.kv import KvManager
 from calculet_worker.registry import Cancelled, RequestRegistry
 from calculet_worker.scheduling.fairness import FairQueue
 from calculet_worker.shell.routers import Routers
-from simulation.scenario import Fault, Scenario, Settings, Traffic, acts_at_random, faults_at_random
+from simulation.scenario import Act, Fault, Scenario, Settings, Traffic, acts_at_random, faults_at_random
 
 
 class Patch(Protocol):
@@ -62,6 +65,11 @@ FULL_DISK = Scenario(
     ),
 )  # fmt: skip
 """Found by a search: a reset while the disk is full, a second one, and a supervisor that dies in between."""
+
+SWAPS = Scenario(
+    3, 60.0, 2, traffic=BUSY,
+    acts=(Act(8 * S, "load", 0, 1001), Act(25 * S, "rollback", 0, 0), Act(35 * S, "load", 1, 1000), Act(45 * S, "load", 0, 1000)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -308,6 +316,32 @@ def a_supervisor_that_stood_still_blames_the_workers(patch: Patch) -> None:
 @mutant("only_the_gone_are_lost", provoke=provoked(1, pause_worker=4))
 def a_worker_that_stood_still_blames_the_routers(patch: Patch) -> None:
     patch.setattr(Routers, "overslept", lambda self, by_ns: None)
+
+
+@mutant("blame_is_deserved", provoke=provoked(1, ccu_exception=10))
+def a_fault_is_reported_again_after_the_reset(patch: Patch) -> None:
+    was_reset = Lifecycle.was_reset
+
+    def bug(self: Lifecycle, *args: Any) -> bool:
+        fault = self.fault
+        found = was_reset(self, *args)
+        self.fault = fault
+        return found
+
+    patch.setattr(Lifecycle, "was_reset", bug)
+
+
+@mutant("liveness", provoke=SWAPS)
+def a_rollouts_next_step_is_never_taken(patch: Patch) -> None:
+    patch.setattr(Planner, "decide", lambda self, *args: None)
+
+
+@mutant("acts_survive", provoke=dataclasses.replace(SWAPS, faults=faults_at_random(3, 60.0, 2, {"kill_supervisor": 5})))
+def a_rollout_that_has_begun_is_not_saved(patch: Patch) -> None:
+    async def bug(self: Store, rollout: Any, act: Any) -> Any:
+        return msgspec.structs.replace(rollout, id=self._next("rollout", 1))
+
+    patch.setattr(Store, "open_rollout", bug)
 
 
 @mutant("within_budget", provoke=FULL_DISK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from calculet_core.clock import MS, S
+from calculet_supervisor.shell.store import Wanted
 from simulation.scenario import Act
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ TIMEOUT_NS = 5 * S
 WATCH_NS = 5 * S
 PATIENCE_NS = 45 * S
 """How long a board may look hopeless before it is restarted by hand."""
+SWAPS = ("load", "rollback", "promote")
 BACK = {"drain": "resume", "stop": "start"}
 
 
@@ -34,6 +36,9 @@ class Operators:
         if act.target >= len(world.boards):
             return
         board = world.boards[act.target]
+        if act.verb in SWAPS:
+            self.swap(act)
+            return
         self.ask(act.verb, board)
         if act.verb in BACK:
             self.busy += 1
@@ -64,7 +69,7 @@ class Operators:
             if error is None:
                 self._world.saw(f"operator: {verb}")
                 self._world.checker.acknowledged(board, answer["up"], answer["draining"])
-                if verb == "restart":
+                if verb in ("restart", "probation"):
                     self._world.checker.operator_restarted(board)
             else:
                 self._world.saw("an act was refused")
@@ -80,8 +85,32 @@ class Operators:
                 self._ask(verb, board)
 
         self._world.checker.unanswered(board)
-        supervisor.call(supervisor.operate, verb, board, done)
+        supervisor.call(supervisor.operate, verb, {"board": board}, done)
         self._timeline.after(TIMEOUT_NS, expired)
+
+    def swap(self, act: Act) -> None:
+        """Move the alias to another package, or back."""
+        arguments: dict[str, Any] = {"alias": self._world.alias}
+        if act.verb == "load":
+            packages = list(self._world.packages.values())
+            canary = 0.4 if act.back_after_ms % 2 else 0.0
+            package = packages[(act.target + act.back_after_ms) % len(packages)]
+            arguments |= {"package": str(package.root), "canary": canary, "allow_downtime": True, "max_unavailable": 4}
+        self._once(act.verb, arguments)
+
+    def _once(self, verb: str, arguments: dict[str, Any]) -> None:
+        """An act that is not insisted on."""
+        supervisor = self._world.keeper.supervisor
+        if supervisor is None or not supervisor.serving or supervisor.stopped:
+            return
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            self._world.note(f"operator: {verb}", f"{answer or error!r}")
+            self._world.saw(f"operator: {verb}" if error is None else "an act was refused")
+            if error is None and "rollout" in answer:
+                self._world.checker.begun(answer["rollout"])
+
+        supervisor.call(supervisor.operate, verb, arguments, done)
 
     def _watch(self) -> None:
         """What `calculet status` would make a person do."""
@@ -89,7 +118,19 @@ class Operators:
         supervisor, now = self._world.keeper.supervisor, self._timeline.now
         if supervisor is None or not supervisor.serving or supervisor.stopped:
             return
+        if supervisor.recovery.breaker.reason is not None and self._since("breaker", now) >= PATIENCE_NS:
+            self._once("breaker", {"close": True})
+        for digest in list(supervisor.quarantined):
+            if self._since(f"quarantine {digest}", now) >= PATIENCE_NS:
+                self._once("release", {"digest": digest})
+        for rollout in supervisor.rollouts.live.values():
+            if rollout.canary and not rollout.promoted and self._since(f"canary {rollout.id}", now) >= PATIENCE_NS:
+                self._once("promote", {"alias": rollout.alias})
         for board in self._world.boards:
+            if supervisor.wanted.get(board, Wanted()).condemned is not None:
+                if self._since(f"condemned {board}", now) >= PATIENCE_NS:
+                    self.ask("probation", board)
+                continue
             if self._looks_hopeless(supervisor, board):
                 since = self._hopeless_ns.setdefault(board, now)
                 if now - since >= PATIENCE_NS:
@@ -98,6 +139,13 @@ class Operators:
                     self.ask("restart", board)
             else:
                 self._hopeless_ns.pop(board, None)
+
+    def _since(self, what: str, now: int) -> int:
+        """For how long somebody has been looking at it; then he acts, and looks again."""
+        waited_ns = now - self._hopeless_ns.setdefault(what, now)
+        if waited_ns >= PATIENCE_NS or waited_ns < 0:
+            self._hopeless_ns.pop(what)
+        return waited_ns
 
     def _looks_hopeless(self, supervisor: Any, board: str) -> bool:
         """Condemned for something that only a person may overrule, or a failed load; a spent budget is left to the window."""

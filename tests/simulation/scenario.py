@@ -13,9 +13,12 @@ from calculet_core.clock import MS
 from calculet_core.config import (
     AdmissionConfig,
     BatchConfig,
+    CanaryConfig,
     ExecutorConfig,
+    RecallConfig,
     RecoveryConfig,
     RestartConfig,
+    RolloutConfig,
     RouterConfig,
     SchedulerConfig,
     SupervisionConfig,
@@ -36,8 +39,8 @@ HOST_FAULTS = (
     "cut_control", "partition_data", "partition_control", "slow_data", "disk_full", "stuck_dma", "bad_board",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
-ACTS = ("drain", "stop", "restart")
-"""`resume` and `start` follow the first two."""
+ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
+"""`resume` and `start` follow the first two. `load` is of a package of another colour; its `target` says which."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,10 @@ class Settings:
     scheduler: SchedulerConfig = field(default_factory=_scheduler)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     supervision: SupervisionConfig = field(default_factory=_supervision)
+    rollout: RolloutConfig = field(
+        default_factory=lambda: RolloutConfig(8_000, 60.0, CanaryConfig(hold_s=3.0, min_requests=5))
+    )
+    recall: RecallConfig = field(default_factory=lambda: RecallConfig(breaker_window_s=60.0, probation_s=10.0))
     router_tick_ns: int = 100 * MS
     supervisor_tick_ns: int = 100 * MS
     check_every: int = 16
@@ -188,6 +195,20 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
         seed, seconds, boards, routers, traffic, faults=faults_at_random(seed, seconds, boards, every_s),
         acts=acts_at_random(seed, seconds, boards, rng.choice((15.0, 60.0))),
     )  # fmt: skip
+
+
+def swaps(seed: int, seconds: float = 60.0) -> Scenario:
+    """One swap after the other, while what carries them out is killed."""
+    rng, boards = stream(seed, "swaps"), 3
+    every_s = {"kill_supervisor": 18.0, "kill_worker": 25.0, "disk_full": 25.0, "cut_control": 20.0, "pause_router": 30.0}
+    verbs = rng.choices(("load", "rollback", "promote"), (6, 2, 1), k=int(seconds / 6))
+    acts = tuple(
+        Act(int((3 + 5.5 * index + rng.random()) * 1e9), verb, rng.randrange(boards), rng.randrange(1000))
+        for index, verb in enumerate(verbs)
+    )
+    return Scenario(
+        seed, seconds, boards, 2, Traffic(per_s=4.0, burst_every_s=None), faults=faults_at_random(seed, seconds, boards, every_s), acts=acts
+    )
 
 
 def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> Scenario:

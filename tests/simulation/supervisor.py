@@ -7,8 +7,9 @@ something was seen and regularly for time-outs, and does what was decided. Its m
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from types import SimpleNamespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,12 +19,14 @@ from calculet_core.clock import MS, S
 from calculet_core.history import Event
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
+from calculet_supervisor.rollout import Artifact, Rollout
+from calculet_supervisor.shell import recovery, recovery_verbs, rollout_verbs, rollouts, verbs
 from calculet_supervisor.shell.app import STALL_NS
 from calculet_supervisor.shell.control import Caller
+from calculet_supervisor.shell.examining import Unfit, artifact_of
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.spending import Spending
 from calculet_supervisor.shell.store import Wanted
-from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import (
     NOTHING_SEEN,
     Abort,
@@ -35,12 +38,12 @@ from calculet_supervisor.world import (
     Kill,
     Load,
     Note,
-    Placement,
     Publish,
     Send,
     Spawn,
     Terminate,
 )
+from simulation.coroutines import Names, VirtualAsyncio
 from simulation.disk import VirtualStore, run
 from simulation.processes import Process
 from simulation.transport import Frames, Link
@@ -49,17 +52,25 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 BOOT_NS = (300 * MS, 800 * MS)
+SILENT = logging.Logger("silent", logging.CRITICAL + 1)
 STORE_RETRY_NS = 1 * S
 CALLER = Caller(1000, 4242)
-log = logging.getLogger("calculet.simulation")
 
 
 class SupervisorHost(Process):
-    """One life of the supervisor. Attributes without underscore are what `Verbs` asks for."""
+    """One life of the supervisor. Attributes without underscore are what verbs, rollouts and recovery ask for."""
 
     def __init__(self, world: World, pid: int) -> None:
         super().__init__(world, "supervisor", pid)
         self.rng = world.rng(f"supervisor {pid}")
+        clock, loop = world.timeline, VirtualAsyncio(self)
+        self._names = Names(
+            [
+                (rollouts, "asyncio", loop), (rollouts, "time", clock), (rollouts, "examine", self._examine),
+                (rollouts, "read_package", world.package_at), (verbs, "asyncio", loop), (verbs, "time", clock),
+                (recovery, "time", clock), (rollout_verbs, "time", clock), (recovery_verbs, "time", clock), (rollouts, "log", SILENT), (recovery, "log", SILENT),
+            ]
+        )  # fmt: skip
         self.serving = False
         self.store: VirtualStore | None = None
         self.later(self.rng.randrange(*BOOT_NS), self._boot)
@@ -73,7 +84,7 @@ class SupervisorHost(Process):
             on_disk = msgspec.json.decode(world.disk.file, type=wire.FleetView)
             if on_disk.version > memory.view.version:
                 memory = replace(memory, view=on_disk)
-        self.fleet = SimpleNamespace(config=SimpleNamespace(boards=[SimpleNamespace(name=board) for board in world.boards]))
+        self.fleet, self.boards = world.fleet, tuple(world.boards)
         self.wanted = dict(memory.boards)
         self.sightings = Sightings()
         self.sightings.generation = max((board.generation for board in memory.view.boards), default=0)
@@ -82,7 +93,16 @@ class SupervisorHost(Process):
         self.reconciler = Reconciler(settings.supervision, self.resets, self.rng, memory.view, _spends(memory.spends, "restart"))
         self.view = memory.view
         self._spending = Spending(self.store)
-        self._verbs = Verbs(self).table()  # type: ignore[arg-type]
+        self.started_s = world.timeline.monotonic()
+        self.quarantined = dict(memory.quarantined)
+        self.reconciler.attribution.failures = list(memory.failures)
+        me: Any = self
+        self.rollouts = rollouts.Rollouts(me, {world.alias: world.package}, memory)
+        self.recovery = recovery.Recovery(me, memory)
+        table = verbs.Verbs(me)
+        self._verbs = {
+            **table.table(), **rollout_verbs.RolloutVerbs(me).table(), **recovery_verbs.RecoveryVerbs(me, table).table()
+        }
         self._peers: dict[bytes, Link] = {}
         self._publishing: Publish | None = None
         self._sees = self._decision_due = False
@@ -90,8 +110,8 @@ class SupervisorHost(Process):
         self._decided_ns = self.timeline.now
         self._performers: dict[type[Any], Any] = {
             Spawn: self._spawn, Terminate: lambda action: world.keeper.terminate(action.board), Abort: self._abort,
-            Kill: self._kill, Load: lambda action: self._task(self._load(action)),
-            Grant: lambda action: self._task(self._grant(action)), Send: lambda action: self._send(action.board, action.message),
+            Kill: self._kill, Load: lambda action: self.begin(self._load(action)),
+            Grant: lambda action: self.begin(self._grant(action)), Send: lambda action: self.send(action.board, action.message),
             Publish: self._publish, Note: self.note,
         }  # fmt: skip
         world.keeper.attach(self)
@@ -104,20 +124,43 @@ class SupervisorHost(Process):
         self.later(0, self._tick)
         self.later(STORE_RETRY_NS, self._settle_spends)
 
+    def call(self, work: Callable[..., None], *args: Any) -> None:
+        """Everything that this process does, it does in virtual time."""
+        with self._names:
+            super().call(work, *args)
+
+    def _examine(self, rollout: Rollout, context: Any) -> tuple[Any, dict[str, Artifact | None]]:
+        """The static half of a load, without files: a package is what its folder's name says."""
+        package = self.world.package_at(Path(rollout.package)) if rollout.verb == "load" else self.world.packages[_digest(rollout)]
+        green = artifact_of(package)
+        if rollout.blue is not None and rollout.blue.digest == green.digest:
+            raise Unfit(f"{rollout.alias} already serves {green}")
+        if (reason := context.quarantined.get(green.digest)) is not None and not rollout.override:
+            raise Unfit(f"{green} was set aside: {reason}")
+        return package, {"green": green, "blue": rollout.blue}
+
     # ---------------------------------------------------------------- what is wanted
     def wish(self, board: str) -> BoardWish:
-        wanted = self.wanted.get(board, Wanted())
-        return BoardWish(self._placement(), wanted.up, wanted.draining, wanted.min_epoch)
+        wanted, config = self.wanted.get(board, Wanted()), self.fleet.config
+        placement, swap = self.rollouts.placement(board)
+        return BoardWish(
+            placement, wanted.up and wanted.condemned is None, wanted.draining, wanted.min_epoch, swap,
+            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0, wanted.probation,
+            wanted.reset_generation,
+        )  # fmt: skip
 
-    def _placement(self) -> Placement:
-        return Placement(self.world.alias, "/package", self.world.package.digest)
+    def out(self, board: str) -> str | None:
+        wanted = self.wanted.get(board, Wanted())
+        if wanted.condemned is not None:
+            return f"condemned: {wanted.condemned}"
+        return "stopped" if not wanted.up else "drained" if wanted.draining else None
 
     def last_epoch(self, board: str) -> int:
         return self.world.disk.epochs.get(board, 0)
 
-    def operate(self, verb: str, board: str, done: Any) -> None:
+    def operate(self, verb: str, arguments: dict[str, Any], done: Any) -> None:
         """An operator's act; `done(answer, error)` after it was committed or refused."""
-        run(self, self._verbs[verb]({"board": board}, CALLER), done)
+        run(self, self._verbs[verb](arguments, CALLER), done)
 
     # ---------------------------------------------------------------- what is seen
     def started(self, board: str, pid: int) -> None:
@@ -143,6 +186,8 @@ class SupervisorHost(Process):
                 self.world.saw("a report was ignored: not its worker")
         elif isinstance(message, wire.RouterReport):
             self.sightings.heard_router(identity, message, now)
+            if self.rollouts.live:
+                self.decide_soon()
             if message.view_version < self.view.version:
                 self._answer(identity, self.view)
 
@@ -166,8 +211,12 @@ class SupervisorHost(Process):
             self.world.saw("supervisor stood still")
             self.reconciler.overslept(now - self._decided_ns)
         self._decided_ns = now
-        desired = Desired({board: self.wish(board) for board in self.world.boards}, (self.world.alias_view,))
-        for action in self.reconciler.decide(desired, self.sightings.observed(), now):
+        wishes = {board: self.wish(board) for board in self.boards}
+        desired = Desired(wishes, self.rollouts.aliases(), self.rollouts.decided_aliases(), self.recovery.breaker.reason)
+        actions = self.reconciler.decide(desired, self.sightings.observed(), now)
+        self.recovery.tick(now)
+        self.rollouts.tick(now)
+        for action in actions:
             self.acted()
             self._performers[type(action)](action)
         at = self.reconciler.next_wakeup_ns()
@@ -179,7 +228,7 @@ class SupervisorHost(Process):
     def _spawn(self, action: Spawn) -> None:
         if action.automatic:
             self.world.checker.restarted(action.board)
-            self._task(self._spending.save("restart", action.board))
+            self.begin(self._spending.save("restart", action.board))
         self.world.keeper.start(action.board)
 
     def _abort(self, action: Abort) -> None:
@@ -192,19 +241,19 @@ class SupervisorHost(Process):
 
     async def _load(self, action: Load) -> None:
         generation, placement = await self._mint(), action.placement
-        self._send(action.board, wire.LoadModel(action.seq, generation, placement.alias, placement.package, placement.digest))
+        self.send(action.board, wire.LoadModel(action.seq, generation, placement.alias, placement.package, placement.digest))
 
     async def _grant(self, action: Grant) -> None:
         if action.spend:
             await self._spending.save("reset", action.board)
         await self._spending.settle("reset", action.board)
-        self._send(action.board, wire.GrantReset(action.seq, await self._mint()))
+        self.send(action.board, wire.GrantReset(action.seq, await self._mint()))
 
     async def _mint(self) -> int:
         assert self.store is not None
         return await self.store.mint_generation(self.sightings.generation + 1)
 
-    def _send(self, board: str, message: wire.Message) -> None:
+    def send(self, board: str, message: wire.Message) -> None:
         identity = self.sightings.identities.get(board)
         if identity is None or not self._answer(identity, message):
             self.world.saw("a command could not be sent")
@@ -216,7 +265,7 @@ class SupervisorHost(Process):
     def _settle_spends(self) -> None:
         self.later(STORE_RETRY_NS, self._settle_spends)
         if self._spending.owes:
-            self._task(self._spending.settle_all())
+            self.begin(self._spending.settle_all())
 
     def _publish(self, action: Publish) -> None:
         idle, self._publishing = self._publishing is None, action
@@ -234,6 +283,7 @@ class SupervisorHost(Process):
             self.later(STORE_RETRY_NS, self._write_view)
             return
         self.view = view
+        self.rollouts.published(view)
         for identity in self.sightings.routers:
             self._answer(identity, view)
         self.world.see(
@@ -249,8 +299,11 @@ class SupervisorHost(Process):
             note.event, self.timeline.now, board=note.board, epoch=note.epoch, generation=note.generation, data=dict(note.data)
         )
         self.world.see(event, self)
+        if note.event == history.FLEET_FAULT_SEEN:
+            self.recovery.fault(note)
 
-    def _task(self, work: Any) -> None:
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run it beside everything else."""
         run(self, work, self._done)
 
     def _done(self, _: Any, error: BaseException | None) -> None:
@@ -266,6 +319,11 @@ class SupervisorHost(Process):
         """What `calculet status` shows an operator: the process's state and the last report."""
         life, seen = self.reconciler.lives.get(board), self.sightings.boards.get(board, NOTHING_SEEN)
         return life.state.name if life else "ABSENT", seen.report
+
+
+def _digest(rollout: Rollout) -> str:
+    assert rollout.green is not None
+    return rollout.green.digest
 
 
 def _spends(spends: dict[tuple[str, str], list[int]], kind: str) -> dict[str, list[int]]:

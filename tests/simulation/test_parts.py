@@ -236,7 +236,7 @@ def test_a_tenant_that_does_not_wait_is_owed_nothing() -> None:
 def test_the_reference_of_the_clients_is_the_boards(world: World) -> None:
     from calculet_worker.device.sim_rule import reference_tokens
 
-    assert world.clients.tokens((1, 2, 3), 9) == reference_tokens(world.package.manifest, [1, 2, 3], 9)
+    assert world.clients.tokens(world.package.digest, (1, 2, 3), 9) == reference_tokens(world.package.manifest, [1, 2, 3], 9)
 
 
 def test_traffic_without_trouble_is_served_whole() -> None:

@@ -76,7 +76,7 @@ class WorkerHost(Process):
             actions.Tokenize: self._tokenize,
             actions.ToRouter: self._to_router,
             actions.VerifyPackage: lambda action: self.later(VERIFY_NS, self._verified, action),
-            actions.ConfigureDevice: self.thread.perform,
+            actions.ConfigureDevice: self._configure,
             actions.UnconfigureDevice: self.thread.perform,
             actions.ResetDevice: self.thread.perform,
             actions.Announce: self._announce,
@@ -146,8 +146,12 @@ class WorkerHost(Process):
 
     def _verified(self, action: actions.VerifyPackage) -> None:
         world = self.world
-        answer = events.PackageVerified(action.generation, world.package, world.vocabulary, world.settings.scheduler)
-        self.tell(answer)
+        package = world.packages[action.digest]
+        self.tell(events.PackageVerified(action.generation, package, world.vocabulary, world.settings.scheduler))
+
+    def _configure(self, action: actions.ConfigureDevice) -> None:
+        self.world.digests[action.generation] = action.package.digest
+        self.thread.perform(action)
 
     def _to_router(self, action: actions.ToRouter) -> None:
         self.routers.add(action)

@@ -5,19 +5,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import random
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from builders_sim import a_sim_package
 
-from calculet_core import history, wire
+from calculet_core import history
+from calculet_core.artifact import Package
 from calculet_core.clock import S
+from calculet_core.config import BoardConfig, FleetConfig, ModelConfig
 from calculet_core.history import Event
+from calculet_core.shell.fleet import Fleet
 from simulation.checker import FleetChecker
 from simulation.clients import Clients
 from simulation.device import Hardware
@@ -25,7 +31,7 @@ from simulation.disk import Disk
 from simulation.injector import Injector
 from simulation.keeper import Keeper
 from simulation.operators import Operators
-from simulation.scenario import ALIAS, Scenario
+from simulation.scenario import ALIAS, Scenario, Settings
 from simulation.timeline import Timeline, stream
 
 if TYPE_CHECKING:
@@ -43,7 +49,30 @@ GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_work
 _NAMED = {
     history.FLEET_RESET_GRANTED: "reset granted", history.FLEET_RESET_DENIED: "reset denied", history.FLEET_WORKER_ADOPTED: "worker adopted",
     history.BOARD_STALE: "stale completion dropped", history.BOARD_LANE_LOST: "lane lost", history.BOARD_RESET: "board reset",
+    history.FLEET_CONDEMNED: "board condemned", history.FLEET_QUARANTINED: "artifact quarantined", history.FLEET_BREAKER: "breaker moved",
 }  # fmt: skip
+
+
+@functools.cache
+def packages(sizes: tuple[int, ...], lanes: int) -> tuple[Package, ...]:
+    """What boards can serve: blue, which is configured; green; and one whose golden cases are another's."""
+    found: list[Package] = []
+    for name, mark in (("blue", "5a"), ("green", "6b"), ("bad", "7c")):
+        package = a_sim_package(sizes=sizes, lanes=lanes, image_sha256=mark * 32)
+        golden = found[0].golden if name == "bad" else package.golden
+        found.append(dataclasses.replace(package, root=Path("/packages") / name, digest=mark * 32, golden=golden))
+    return tuple(found)
+
+
+def fleet_of(settings: Settings, boards: list[str], package: Package) -> Fleet:
+    """The configuration, without a file."""
+    config = FleetConfig(
+        "calculet-fleet/v1", tuple(BoardConfig(board, "sim") for board in boards), (ModelConfig(ALIAS, str(package.root)),),
+        router=settings.router, tenants=settings.tenants, supervision=settings.supervision, recovery=settings.recovery,
+        rollout=settings.rollout, recall=settings.recall,
+    )  # fmt: skip
+    nowhere = Path("/nowhere")
+    return Fleet(config, nowhere / "fleet.yaml", nowhere, nowhere, nowhere)
 
 
 def _silent(where: str, what: str, detail: Any) -> None:
@@ -58,10 +87,13 @@ class World:
         self.timeline = Timeline()
         self.alias = ALIAS
         self.boards = [f"board{index}" for index in range(scenario.boards)]
-        self.package = a_sim_package(sizes=self.settings.batch_sizes, lanes=self.settings.lanes)
+        self.packages = {package.digest: package for package in packages(self.settings.batch_sizes, self.settings.lanes)}
+        self.package = next(iter(self.packages.values()))
+        self.digests: dict[int, str] = {}
+        """Generation -> the artifact that was configured as it."""
         vocab_size = self.package.manifest.tokenizer.vocab_size
         self.vocabulary = [bytes([byte]) for byte in range(256)] + [b""] * (vocab_size - 256)
-        self.alias_view = wire.AliasView(self.alias, self.package.digest, self.package.manifest.context, 0)
+        self.fleet = fleet_of(self.settings, self.boards, self.package)
         self.sometimes: Counter[str] = Counter()
         self.faults_fired: Counter[str] = Counter()
         self._hash = hashlib.blake2b(digest_size=16)
@@ -157,6 +189,9 @@ class World:
                 left.append(f"router{index} is not up")
             elif router.dispatcher.ready() != ready:
                 left.append(f"router{index} can use {router.dispatcher.ready()} boards of {ready}")
+        left += [f"rollout {one.id}: {one.state}" for one in supervisor.rollouts.live.values()]
+        if supervisor.recovery.breaker.reason is not None:
+            left.append("the breaker is open")
         for board in self.boards:
             if words := self._unsettled_board(board, supervisor):
                 left.append(f"{board}: {words}")
@@ -172,6 +207,9 @@ class World:
         if report.state == "FAILED" and report.condemned is not None and "resets" in report.condemned:
             return None  # the window reopens in ten minutes
         busy = {state: count for state, count in report.lanes.items() if count and state != "FREE"}
+        current = supervisor.rollouts.current(self.alias)
+        if current is not None and report.digest != current.digest:
+            return f"holds {report.digest[:4]}, the alias is {current.digest[:4]}"
         if report.state != "READY" or busy or report.waiting or report.inflight or not wish.up:
             return f"{report.state} {busy} waiting={report.waiting} inflight={report.inflight} {report.condemned or ''}"
         return None
@@ -183,6 +221,8 @@ class World:
         if event.event == history.BOARD_JOB:
             return
         self.tracer(getattr(source, "name", ""), event.event, event)
+        if event.event == history.FLEET_ROLLOUT:
+            self.sometimes[f"rollout {event.data['state'].lower()}"] += 1
         if name := _NAMED.get(event.event):
             self.sometimes[name] += 1
         elif event.event == history.BOARD_FAULT:
@@ -229,6 +269,10 @@ class World:
         return self._hash.hexdigest()
 
     # ---------------------------------------------------------------- who is where
+    def package_at(self, root: Path) -> Package:
+        """Of a folder."""
+        return next(package for package in self.packages.values() if package.root == root)
+
     def processes(self) -> list[Process]:
         """All that live."""
         keeper = self.keeper

@@ -174,7 +174,10 @@ def main(scratch: Path, binds: list[tuple[str | None, str, str | None]]) -> int:
         except (Refused, OSError, subprocess.CalledProcessError) as error:
             print(f"Refused {error}", flush=True)
         os._exit(3)
-    (cgroup.parent / home.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+    try:
+        (cgroup.parent / home.lstrip("/") / "cgroup.procs").write_text(str(os.getpid()))
+    except OSError:  # it came from outside of what it can see: its group stays until the next boot
+        pass
     _, status = os.waitpid(child, 0)
     remove_cgroup(cgroup)
     return 0 if os.waitstatus_to_exitcode(status) in (0, -signal.SIGINT) else 1  # how a power-off looks from outside

@@ -229,7 +229,23 @@ def test_a_killed_router_refuses_nobody_who_comes_meanwhile(machine: Machine) ->
     machine.wait_ready(WHOLE_AGAIN_S)
 
 
-# ---------------------------------------------------------------- upgrade
+# ---------------------------------------------------------------- a new model, a new version
+def test_a_model_is_swapped_and_rolled_back_under_load_by_the_hardened_supervisor(machine: Machine) -> None:
+    def digests() -> set[str]:
+        return {board["digest"] for board in (machine.status() or {"boards": []})["boards"]}
+
+    before = digests()
+    with load(machine) as running:
+        machine.must("calculet", "load", "toy", f"{PREFIX}/next", "--yes", "--config", CONFIG)
+        assert len(digests()) == 1 and not digests() & before
+        machine.must("calculet", "rollback", "toy", "--yes", "--config", CONFIG)
+    assert running.failures == [] and digests() == before
+    hidden = machine.run("calculet", "load", "toy", "/root/package", "--yes", "--config", CONFIG)
+    assert hidden.returncode == 1 and "/root/package" in hidden.stderr
+    for folder in ("/var/lib/calculet", "/var/log/calculet", "/run/calculet"):
+        assert machine.must("stat", "-c", "%a %U", folder).strip() == "750 calculet"
+
+
 def test_two_routers_share_the_socket_and_each_process_is_replaced_without_a_failure(machine: Machine) -> None:
     machine.systemctl("start", SECOND)
     before = pids(machine, SUPERVISOR, ROUTER, SECOND, *map(worker, BOARDS))

@@ -138,6 +138,16 @@ def test_a_request_without_hope_before_its_deadline_is_not_queued() -> None:
     assert "10.0 s away" in decision.error.message and "deadline 4.0 s" in decision.error.message
 
 
+def test_an_idle_hour_is_no_slow_queue() -> None:
+    drain = DrainRate()
+    for minute in range(60):  # one request a minute, each served at once
+        drain.departed(minute * 60 * S, waited=False)
+    assert drain.wait_s(20, 3_600 * S) is None and drain.retry_after_s(20, 3_600 * S) == 1.0
+    for second in range(3_600, 3_608):
+        drain.departed(second * S)
+    assert drain.wait_s(8, 3_608 * S) == 8.0, "the queue of now is measured by itself"
+
+
 def test_hope_is_not_denied_before_the_rate_was_measured() -> None:
     drain = DrainRate()
     for _ in range(7):

@@ -58,6 +58,7 @@ def a_supervisor(fleet: Fleet, **answers: dict[str, Any]) -> Iterator[list[dict[
     """Answers verbs on the control socket; yields what was asked."""
     asked: list[dict[str, Any]] = []
     fleet.control_socket.parent.mkdir(parents=True, exist_ok=True)
+    fleet.control_socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(fleet.control_socket))
     listener.listen()
@@ -303,3 +304,76 @@ def test_an_installed_fleet_is_found_where_there_is_no_other(tmp_path: Path, mon
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/fleet.yaml").write_text("schema: calculet-fleet/v1")
     assert default_config() == "configs/fleet.yaml"
+
+
+def test_status_says_who_was_set_aside_what_is_under_way_and_that_automatic_action_stopped(fleet: Fleet) -> None:
+    rows = (a_row("board0", up=False, condemned="it burns"), a_row("board1", probation=True))
+    swap = {"id": 7, "alias": "toy", "verb": "load", "state": "STAGING", "share": 0.1, "text": "board1 leaves toy 1"}
+    with a_supervisor(fleet, status={**a_status(*rows), "breaker": "2 of 2 boards went bad", "rollouts": [swap]}):
+        shown = " ".join(run("status", "--config", str(fleet.path)).stdout.split())
+    assert "board0: set aside: it burns; `calculet probation board0`" in shown and "`calculet start" not in shown
+    assert "board1: on probation" in shown
+    assert "automatic action is stopped: 2 of 2 boards went bad (calculet breaker --close)" in shown
+    assert "rollout 7 of toy: STAGING, board1 leaves toy 1" in shown
+
+
+# ------------------------------------------------------------------------------------------------ model swaps
+def a_swap(state: str, **fields: Any) -> dict[str, Any]:
+    log = [{"wall_s": 100.0, "text": "load toy"}, {"wall_s": 101.5, "text": "board0 leaves toy 1"}]
+    return {
+        "id": 7, "alias": "toy", "verb": "load", "state": state, "begun": 100.0, "log": log, "reason": None, "green": {"name": "toy 2"},
+        "package": "/p", "boards_seen": {"board0": "READY"}, "canary_words": None, **fields,
+    }  # fmt: skip
+
+
+def answers(state: str, **fields: Any) -> dict[str, dict[str, Any]]:
+    return {"load": {"ok": True, "rollout": 7, "state": "VERIFYING"}, "rollouts": {"ok": True, "rollouts": [a_swap(state, **fields)]}}
+
+
+def test_a_load_is_followed_to_its_end_and_the_exit_code_says_how_it_went(fleet: Fleet, tmp_path: Path) -> None:
+    with a_supervisor(fleet, **answers("DONE")) as asked:
+        done = run("load", "toy", str(tmp_path), "--config", str(fleet.path), "--canary", "10%", "--floor", "1", "--yes")
+    assert (done.exit_code, done.stdout.splitlines()[-1].split()) == (0, ["1.500", "s", "board0", "leaves", "toy", "1"])
+    assert asked[0] == {
+        "verb": "load", "alias": "toy", "package": str(tmp_path.resolve()), "canary": 0.1, "floor": 1, "max_unavailable": 1,
+        "allow_downtime": False, "override": False,
+    }  # fmt: skip
+    with a_supervisor(fleet, **answers("ROLLED_BACK", reason="board0: golden: wrong")):
+        done = run("load", "toy", str(tmp_path), "--config", str(fleet.path), "--yes")
+    assert done.exit_code == 1 and "rollout 7 of toy: ROLLED_BACK: board0: golden: wrong" in done.stderr
+
+
+def test_a_load_can_be_left_alone_and_looked_at_again(fleet: Fleet, tmp_path: Path) -> None:
+    with a_supervisor(fleet, **answers("STAGING")):
+        done = run("load", "toy", str(tmp_path), "--config", str(fleet.path), "--yes", "--detach")
+        assert done.exit_code == 0 and "calculet rollouts 7 --follow" in done.stdout
+        assert "STAGING: board0 READY" in run("rollouts", "7", "--config", str(fleet.path)).stdout
+        assert "toy -> toy 2  STAGING" in run("rollouts", "--config", str(fleet.path)).stdout
+        assert json.loads(run("rollouts", "--json", "--config", str(fleet.path)).stdout)[0]["id"] == 7
+
+
+def test_nobody_to_ask_is_a_usage_error_and_nothing_is_asked(fleet: Fleet, tmp_path: Path) -> None:
+    with a_supervisor(fleet, **answers("DONE")) as asked:
+        for verb in (("load", "toy", str(tmp_path)), ("rollback", "toy"), ("unload", "toy")):
+            done = run(*verb, "--config", str(fleet.path))
+            assert done.exit_code == 2 and "--yes" in done.stderr
+        assert run("load", "toy", str(tmp_path), "--canary", "much", "--config", str(fleet.path)).exit_code == 2
+        assert run("load", "toy", str(tmp_path), "--canary", "100%", "--config", str(fleet.path)).exit_code == 2
+        assert asked == []
+        run("generations", "--config", str(fleet.path), "--json")
+
+
+def test_words_about_boards_reach_the_supervisor_and_are_answered(fleet: Fleet) -> None:
+    given = {
+        "reset": {"ok": True, "generation": 4, "resets_left": 0}, "condemn": {"ok": True},
+        "probation": {"ok": True, "probation_s": 600.0, "was": "it burns"}, "breaker": {"ok": True, "was": "half", "reason": None},
+        "release": {"ok": True, "digest": "d" * 64, "was": "golden"},
+    }  # fmt: skip
+    config = ("--config", str(fleet.path))
+    with a_supervisor(fleet, **given) as asked:
+        assert "generation 4; the budget had 0 left" in run("reset", "board0", *config).stdout
+        assert "calculet probation board0" in run("condemn", "board0", "--reason", "it burns", *config).stdout
+        assert "for 600 s (it was set aside: it burns)" in run("probation", "board0", *config).stdout
+        assert "it was stopped: half" in run("breaker", "--close", *config).stdout
+        assert "dddddddddddd may be loaded again" in run("release", "dddd", *config).stdout
+    assert asked[1] == {"verb": "condemn", "board": "board0", "reason": "it burns"}

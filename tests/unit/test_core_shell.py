@@ -11,10 +11,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
+from prometheus_client.parser import text_string_to_metric_families
 
 from calculet_core.history import Event
+from calculet_core.metrics import metrics_of
 from calculet_core.shell.control_client import ControlError, call, pack, unpacker
 from calculet_core.shell.files import FileLock, LockHeld, next_number, read_bounded, write_atomic
 from calculet_core.shell.fleet import load_fleet
@@ -250,3 +253,39 @@ def test_a_fleets_paths_start_at_its_file(tmp_path: Path) -> None:
     assert fleet.state_dir == tmp_path / ".calculet" / "state"
     assert fleet.resolve(fleet.model_of("b").package) == tmp_path / "p"
     assert fleet.worker_socket("b", 7) == Path("/run/x/w-b-7.sock")
+
+
+def test_each_process_tells_what_it_takes_of_the_machine() -> None:
+    text = merge_expositions(
+        Collectors(*name, **labels).exposition()
+        for name, labels in ((("router",), {}), (("router",), {"router": "router-2"}), (("worker",), {"board": "b0"}), (("supervisor",), {}))
+    ).decode()
+    told = {
+        (family.name, sample.labels["process"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if family.name.startswith("calculet_process_")
+    }
+    names = {metric.name for metric in metrics_of("process").values()}
+    assert set(told) == {(name, process) for name in names for process in ("router", "router-2", "worker-b0", "supervisor")}
+    assert told["calculet_process_resident_bytes", "router"] > 1_000_000
+    assert 0 < told["calculet_process_open_fds", "supervisor"] <= told["calculet_process_max_fds", "supervisor"]
+    assert abs(told["calculet_process_start_timestamp_seconds", "worker-b0"] - psutil.Process().create_time()) < 1
+    assert told["calculet_process_cpu_seconds", "router"] > 0
+    assert told["calculet_process_threads", "router"] >= 1
+
+
+def test_a_lost_journal_line_is_in_the_metrics(tmp_path: Path) -> None:
+    def lost() -> float:
+        value = Collectors("supervisor").registry.get_sample_value("calculet_process_journal_lost_total", {"process": "supervisor"})
+        assert value is not None
+        return value
+
+    before, journal = lost(), Journal(tmp_path / "journal.jsonl", 1 << 20, 0)
+    os.close(journal._fd)
+    journal._fd = os.open(os.devnull, os.O_RDONLY)  # every write fails
+    journal.write("one")
+    journal.write("two")
+    journal.flush()
+    assert lost() - before == 2
+    journal.close()

@@ -596,6 +596,19 @@ def test_a_fault_takes_the_other_bank_with_it() -> None:
     assert driver.lanes(KvSequenceState.UNKNOWN) == 2 and not driver.board.leased
 
 
+def test_the_fault_that_a_reset_has_ended_is_not_the_new_generations() -> None:
+    """Who counts faults by generation would count it twice, and set a good board aside."""
+    driver = one_lane()
+    driver.faults = iter([Fault(status=OutputStatus.CCU_EXCEPTION)])
+    told = driver.submit(1)
+    driver.until(lambda: told.ended)
+    assert driver.engine.report(driver.now).fault == "ccu_exception"
+    seen: set[tuple[int, str | None]] = set()
+    driver.grant()
+    driver.until(lambda: seen.add((driver.engine.life.generation, driver.engine.report(driver.now).fault)) or driver.state == "READY")
+    assert (2, None) in seen and not any(fault for generation, fault in seen if generation == 2)
+
+
 @pytest.mark.parametrize(
     "second",
     [

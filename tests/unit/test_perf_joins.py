@@ -46,6 +46,8 @@ def test_the_servers_id_joins_where_the_label_does_not() -> None:
     record = a_request("label")
     record.server_request_id = "r1"
     assert joined(*whole_answer()).decompose(record) is not None
+    record.server_request_id = "chatcmpl-r1"
+    assert joined(*whole_answer()).decompose(record) is not None
     record.server_request_id = None
     assert joined(*whole_answer()).decompose(record) is None
 

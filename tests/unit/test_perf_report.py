@@ -9,10 +9,10 @@ from itertools import pairwise
 import pytest
 from builders_perf import a_request, an_info, evidence, some_requests, verdict_between, verdict_on
 
-from calculet_core.history import BOARD_GENERATION, BOARD_RESET, Event
+from calculet_core.history import BOARD_GENERATION, BOARD_RESET, FLEET_WORKER_EXITED, FLEET_WORKER_KILLED, Event
 from calculet_perf.agreement import Agreement
 from calculet_perf.comparison import compare_runs
-from calculet_perf.recovery import resets
+from calculet_perf.recovery import history, resets
 from calculet_perf.report import figures, html, pdf
 from calculet_perf.report.drawing import Scale, logarithmic, number, svg
 from calculet_perf.report.model import report_of, run_report
@@ -57,6 +57,24 @@ def test_recovery_is_from_the_reset_until_the_board_is_ready() -> None:
     ]  # fmt: skip
     found = [(reset.kind, reset.at_ns / S, reset.recovery_ms) for reset in resets(events)]
     assert found == [("reset", 5.0, 2000.0), ("reconfigure", 9.0, 1500.0), ("reset", 20.0, None)]
+
+
+def test_journals_show_deaths_of_the_run_and_broken_promises() -> None:
+    def exited(at_s: float, **data: object) -> Event:
+        return Event(event=FLEET_WORKER_EXITED, t=int(at_s * S), board="b0", data=data, wall=1000.0 + at_s)
+
+    events = [
+        exited(1, code=None, signal=6), exited(50, code=0, commanded=True), exited(60, code=None, signal=9),
+        Event(event=FLEET_WORKER_KILLED, t=70 * S, board="b1", data={"reason": "hangs"}, wall=1070.0),
+    ]  # fmt: skip
+    found = history(events, 1030.0, 1080.0)
+    assert found.deaths == ["b0: the worker ended by itself: signal 9", "b1: killed: hangs"]
+    assert verdict_on(evidence(some_requests(30), deaths=found.deaths)).exit_code == 1
+    done = [Event(event="request.done", t=at, request=7, data={"outcome": "completed"}) for at in (1, 2)]
+    broken = history(done, None, None).broken
+    assert len(broken) == 1 and "ended twice" in broken[0]
+    assert verdict_on(evidence(some_requests(30), broken_promises=broken)).exit_code == 1
+    assert verdict_on(evidence(some_requests(30), deaths=[], broken_promises=[])).exit_code == 0
 
 
 def test_agreement_counts_every_answer_and_keeps_few_examples() -> None:
@@ -130,3 +148,10 @@ def test_a_run_without_anything_still_has_a_report() -> None:
     found = evidence([], an_info(status="interrupted"))
     page = html.render(report_of(found, verdict_on(found), created_utc="now"), template(html.TEMPLATE_NAME)).decode()
     assert "The measurement is invalid" in page and "None was seen" in page
+
+
+def test_throughput_has_an_interval_around_it() -> None:
+    (cell,) = run_report(evidence(some_requests(100, noise=0.1)), 1).cells
+    assert cell.tokens_per_s is not None and cell.tokens_per_s_low is not None and cell.tokens_per_s_high is not None
+    assert cell.tokens_per_s_low < cell.tokens_per_s < cell.tokens_per_s_high
+    assert cell.tokens_per_s == pytest.approx(11 / 0.152, rel=0.05), "11 tokens in 50 + 10 * 10 ms and a pause"

@@ -256,3 +256,33 @@ def test_failures_at_the_quantile_of_the_candidate_are_infinitely_worse() -> Non
     base, failing = lognormal(300, 1), np.concatenate([lognormal(270, 2), np.full(30, math.inf)])
     delta = compare.quantile_delta(in_rounds(base, 1), in_rounds(failing, 1), 0.99, 1)
     assert delta is not None and delta.percent == math.inf and compare.not_worse(delta, 5) is Outcome.FAIL
+
+
+@pytest.mark.long
+def test_intervals_over_rounds_hold_what_they_promise() -> None:
+    """Builds that differ by exactly 4 %, measured in disturbed rounds: 95 % intervals hold 4 % in nearly 95 % of 300 comparisons."""
+    held = 0
+    for seed in range(300):
+        generator = np.random.default_rng(seed)
+        disturbed = 1 + 0.03 * generator.normal(size=(2, 12))
+        base = {index: disturbed[0, index] * lognormal(40, 2 * seed + 10_000 * index, sigma=0.05) for index in range(12)}
+        other = {
+            index: 1.04 * disturbed[1, index] * lognormal(40, 2 * seed + 1 + 10_000 * index, sigma=0.05) for index in range(12)
+        }
+        delta = compare.quantile_delta(base, other, 0.5, seed)
+        assert delta is not None
+        low, high = delta.interval_percent
+        held += low <= 4 <= high
+    assert 0.88 <= held / 300 <= 0.98, held
+
+
+@pytest.mark.long
+def test_two_identical_builds_are_seldom_called_different() -> None:
+    """Independent samples without rounds: the sign is decided wrongly in about 5 % of 400 comparisons of P50 and of P90."""
+    for q in (0.5, 0.9):
+        wrong = 0
+        for seed in range(400):
+            sides = [in_rounds(lognormal(200, 7 * seed + side + int(1_000_000 * q)), 1) for side in (0, 1)]
+            delta = compare.quantile_delta(sides[0], sides[1], q, seed)
+            wrong += delta is not None and delta.change is not Change.UNDECIDED
+        assert wrong / 400 <= 0.09, (q, wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,8 @@ def test_equal_seeds_send_equal_bytes_and_rounds_repeat_the_samples() -> None:
     first, again = sent(a_cell(**SINGLE), 5), sent(a_cell(**SINGLE), 5, round_=1)
     assert [one.asked.body for one in first] == [one.asked.body for one in again]
     assert len({one.asked.body for one in first}) == 5, "but every sample of a cell is another prompt"
-    assert first[0].asked.request_id != again[0].asked.request_id
+    assert len({one.asked.request_id for one in (*first, *again)}) == 10
+    assert uuid.UUID(first[0].asked.request_id).version == 4, "there are servers that refuse any other label"
 
 
 def test_a_foreign_server_never_gets_the_same_prompt_twice() -> None:

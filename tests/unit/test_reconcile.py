@@ -556,6 +556,11 @@ def test_an_operators_reset_needs_no_budget_and_is_done_once() -> None:
         bench.step(ms=100)
     (grant,) = bench.of(world.Grant)
     assert grant.spend
+    for _ in range(20):
+        bench.report(command_seq=grant.seq, load_step="reset")
+        bench.step(ms=1_000)
+    assert len(bench.of(world.Grant)) == 1, "a reset that takes long is not ordered again"
+    bench.report(load_step=None)
     bench.report(state="READY", generation=2, condemned=None, command_seq=grant.seq)
     bench.report(state="FAILED", condemned="again")
     for _ in range(30):

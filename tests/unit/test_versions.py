@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from builders_router import DIGEST, Desk, a_board, a_text, a_view
 
-from calculet_core import wire
+from calculet_core import history, wire
+from calculet_core.history import Event
 from calculet_core.wire import bucket_ms, bucket_of
 from calculet_router import actions, events
 from calculet_router.versions import Tally
@@ -133,6 +134,8 @@ def test_two_artifacts_that_are_both_full_end_in_429() -> None:
         desk.refuse(submit, desk.board_of(submit), "over_capacity", retry_after_s=3)
     assert desk.failures() == [(client, "over_capacity")]
     assert len(desk.sent()) == 2
+    moves = [event for event in desk.done if isinstance(event, Event) and event.event == history.REQUEST_MOVED]
+    assert len(moves) == 1, "it does not go back to who was full"
 
 
 def test_the_defaults_of_the_artifact_that_answers_hold() -> None:

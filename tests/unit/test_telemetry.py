@@ -1,0 +1,44 @@
+"""What a router and a supervisor count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from calculet_core.clock import MS, S
+from calculet_core.config import FleetConfig, RouterConfig
+from calculet_router.actions import Ended
+from calculet_router.shell.telemetry import RouterTelemetry
+from calculet_supervisor.shell.telemetry import Telemetry
+
+ENDED = Ended("toy", "completed", None, 10, 11, 0, 1 * S, 1 * S + 200 * MS, "default", choices=1)
+
+
+def tpot_of(*calls: Ended) -> tuple[float, float]:
+    """(count, sum) of the histogram."""
+    telemetry = RouterTelemetry(RouterConfig())
+    for call in calls:
+        telemetry.ended(call, "toy")
+    telemetry.settle()
+    value = telemetry.collectors.registry.get_sample_value
+    return tuple(value(f"calculet_router_tpot_seconds_{kind}", {"model": "toy"}) or 0.0 for kind in ("count", "sum"))  # type: ignore[return-value]
+
+
+def test_time_per_token_is_of_the_tokens_after_the_first() -> None:
+    count, total = tpot_of(ENDED)
+    assert count == 1
+    assert abs(total - 0.020) < 1e-9
+
+
+def test_a_single_token_and_several_choices_have_no_time_per_token() -> None:
+    replace = msgspec.structs.replace
+    assert tpot_of(replace(ENDED, generated_tokens=1), replace(ENDED, choices=2), replace(ENDED, outcome="cancelled")) == (0, 0)
+
+
+def test_the_supervisors_budgets_are_limits_that_alerts_can_compare_with() -> None:
+    document = {"schema": "calculet-fleet/v1", "boards": [{"name": "b0", "device": "sim"}], "models": [{"alias": "toy", "package": "p"}]}
+    nobody: Any = None
+    value = Telemetry(nobody, nobody, nobody, msgspec.convert(document, FleetConfig))._collectors.registry.get_sample_value
+    limits = {name: value("calculet_supervisor_limit", {"limit": name}) for name in ("recovery.max_resets_per_10min", "supervision.restart.max_restarts")}
+    assert limits == {"recovery.max_resets_per_10min": 2, "supervision.restart.max_restarts": 5}
