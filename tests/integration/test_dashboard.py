@@ -121,3 +121,9 @@ def test_a_browser_draws_it_without_an_error(fleet: Fleet, tmp_path: Path, width
     for name in fleet.boards:
         assert f'data-board="{name}"' in done.stdout
     assert "CONSOLE" not in done.stderr or "Error" not in done.stderr.split("CONSOLE", 1)[1], done.stderr[-2000:]
+
+
+def test_top_shows_the_same_fleet_at_a_terminal(fleet: Fleet) -> None:
+    done = fleet.cli("top", "--once", "--interval", "0.3")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 boards ready" in done.stdout and "board1" in done.stdout and f"http://127.0.0.1:{fleet.port}" in done.stdout
