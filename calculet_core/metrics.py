@@ -127,10 +127,6 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_fault_injection_armed", "gauge", "1 while a fault injector is armed"),
     # Worker: device memory, and the process (acceptance §10.3).
     Metric("worker", "calculet_worker_chip_memory_used_bytes", "gauge", "Device memory in use", ("chip",)),
-    Metric("worker", "calculet_worker_process_resident_bytes", "gauge", "Resident memory of the process"),
-    Metric("worker", "calculet_worker_process_cpu_seconds", "counter", "CPU time of the process, user and system"),
-    Metric("worker", "calculet_worker_process_threads", "gauge", "Threads of the process"),
-    Metric("worker", "calculet_worker_process_open_fds", "gauge", "Open file descriptors of the process"),
     # Supervisor.
     Metric("supervisor", "calculet_supervisor_workers", "gauge", "Worker processes by state", ("state",)),
     Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts", ("board",)),

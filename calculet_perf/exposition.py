@@ -11,11 +11,12 @@ from calculet_perf.records import Chip, DeviceJobs, DeviceRecord, Resources
 
 Labels = dict[str, str]
 Sample = tuple[str, Labels, float]
-PREFIX = "calculet_"
+PREFIX, WORKER = "calculet_", "worker-"
+"""Of names, and of the label `process` of a board's worker."""
 _WANTED = (
     "calculet_worker_chip_", "calculet_worker_device_counters", "calculet_worker_kv_", "calculet_worker_buffers",
     "calculet_worker_inflight_jobs", "calculet_worker_waiting_requests", "calculet_worker_batch_",
-    "calculet_worker_fault_injection", "calculet_worker_process_",
+    "calculet_worker_fault_injection", "calculet_process_",
 )  # fmt: skip
 
 
@@ -30,7 +31,8 @@ def boards_of(samples: Iterable[Sample]) -> dict[str, list[Sample]]:
     """Samples by board."""
     found: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
-        if board := sample[1].get("board"):
+        process = sample[1].get("process", "")
+        if board := sample[1].get("board") or (process.removeprefix(WORKER) if process.startswith(WORKER) else None):
             found[board].append(sample)
     return dict(found)
 
@@ -45,8 +47,8 @@ def device_record(
         if (chip := labels.get("chip")) is not None and chip.isdigit():
             _chip(chips.setdefault(int(chip), Chip(chip=int(chip))), name, value)
         else:
-            others = [text for label, text in labels.items() if label not in ("board", "le", "quantile")]
-            values[name.removeprefix("calculet_worker_"), others[0] if others else ""] = value
+            others = [text for label, text in labels.items() if label not in ("board", "process", "le", "quantile")]
+            values[name.removeprefix(PREFIX).removeprefix("worker_"), others[0] if others else ""] = value
     lanes = [value for (name, state), value in values.items() if name == "kv_sequences" and state != "FREE"]
     get = values.get
     return DeviceRecord(

@@ -96,6 +96,8 @@ class Script:
     """Refuse what does not fit with `context_length_exceeded`; 0: no limit."""
     drift: bool = False
     """Every answer's text differs: a model that is not deterministic."""
+    key: str = ""
+    """The API key that every request needs."""
     models: dict[str, Any] = field(default_factory=lambda: {"data": [{"id": "toy"}]})
 
 
@@ -118,6 +120,9 @@ class Mock:
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines[1:] if line)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         method, path, _ = lines[0].split(" ")
+        if self.script.key and headers.get("authorization") != f"Bearer {self.script.key}":
+            self.whole(writer, 401, {"error": {"message": "which key?", "code": "invalid_api_key"}})
+            return True
         if method == "GET":
             found = self.script.models if path == "/v1/models" else None
             self.whole(writer, 200 if found else 404, found or {"error": {"message": "no", "code": "not_found"}})

@@ -9,7 +9,8 @@ import click
 
 
 class Exit:
-    """Exit codes of `calculet-perf`, by acceptance §15. Precedence when several apply: 2, 1, 3, 4, 0."""
+    """Exit codes of `calculet-perf`, by acceptance §15. Precedence when several apply: 2, 1, 3 for an invalid
+    measurement, 4, 3 for insufficient evidence, 0 (decision 9)."""
 
     PASS = 0
     CORRECTNESS = 1

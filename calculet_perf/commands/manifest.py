@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,8 +25,11 @@ def manifest() -> None:
 @click.option("--matrix", default="configs/perf/full.yaml", show_default=True, help="File of the cases, relative to the manifest.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write there instead of to the terminal.")
 @click.option("--chat", is_flag=True, help="Use /v1/chat/completions.")
+@click.option("--api-key-env", help="Environment variable that holds the API key; only its name is written.")
 @click.option("--foreign-null", is_flag=True, help="Write null, not REQUIRED, for what the server does not tell.")
-def init(url: str, alias: str | None, matrix: str, out: Path | None, chat: bool, foreign_null: bool) -> None:
+def init(
+    url: str, alias: str | None, matrix: str, out: Path | None, chat: bool, api_key_env: str | None, foreign_null: bool
+) -> None:
     """Fill a manifest for the server at URL: what it tells of itself, the round trip, this host. What nobody can ask a server
     stays REQUIRED, and a run refuses it by name.
 
@@ -33,7 +37,7 @@ def init(url: str, alias: str | None, matrix: str, out: Path | None, chat: bool,
     """
     import uvloop
 
-    fields = uvloop.run(_fields(url, alias, matrix, chat))
+    fields = uvloop.run(_fields(url, alias, matrix, chat, api_key_env))
     left = list(open_fields(fields))
     if foreign_null:
         fields = _null(fields)
@@ -59,12 +63,15 @@ def check(file: Path) -> None:
     click.echo(f"{file}: fine")
 
 
-async def _fields(url: str, alias: str | None, matrix: str, chat: bool) -> dict[str, Any]:
+async def _fields(url: str, alias: str | None, matrix: str, chat: bool, api_key_env: str | None) -> dict[str, Any]:
     from calculet_perf.shell.http import AskError, HttpClient
     from calculet_perf.shell.probe import facts, round_trips, target_of
     from calculet_perf.shell.wall_clock import ntp_offset_ms
 
-    client = HttpClient(target_of(url))
+    key = os.environ.get(api_key_env) if api_key_env else None
+    if api_key_env and not key:
+        end(Exit.INVALID, f"the environment has no {api_key_env}")
+    client = HttpClient(target_of(url, key))
     try:
         told = await facts(client, alias or "")
         if alias is None:
@@ -101,8 +108,8 @@ async def _fields(url: str, alias: str | None, matrix: str, chat: bool) -> dict[
             "ntp_offset_ms": _rounded(ntp_offset_ms()),
         },
         "client": {"host": socket.gethostname(), "transport": "http-sse", "processes": None},
-        "server": {"url": url, "api": "chat" if chat else "completions"}, "matrix": matrix, "warmup_requests": 10,
-        "measured_requests": 100, "timeout_s": 900, "seed": 1234,
+        "server": {"url": url, "api": "chat" if chat else "completions", "api_key_env": api_key_env}, "matrix": matrix,
+        "warmup_requests": 10, "measured_requests": 100, "timeout_s": 900, "seed": 1234,
     }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ async def facts(client: HttpClient, alias: str) -> ServerFacts:
 
     Raises:
         AskError: it does not answer at all.
+        ManifestError: it wants an API key.
     """
     return facts_of(alias, await _json(client, "/v1/models"), await _json(client, "/version", optional=True))
 
@@ -67,6 +68,9 @@ async def _json(client: HttpClient, path: str, *, optional: bool = False) -> Any
         if optional:
             return None
         raise
+    if answer.status in (401, 403):
+        hint = "name the variable that holds the key in $.server.api_key_env"
+        raise ManifestError(f"{client.target.name}{path}: the server wants another API key (HTTP {answer.status}); {hint}")
     if answer.status != 200:
         return None
     try:

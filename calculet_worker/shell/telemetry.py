@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from calculet_core import history
 from calculet_core.clock import S
 from calculet_core.history import Event
-from calculet_core.shell.process import usage
 from calculet_core.shell.telemetry import Collectors
 from calculet_core.states.model_generation import ModelState
 from calculet_worker.device.base import Device
@@ -31,7 +30,6 @@ class Telemetry:
         self._busy_told_ns = 0
         self._phase: tuple[str, int] | None = None
         self._fault_ns: int | None = None
-        self._cpu_told_s = 0.0
         self._counters: dict[str, Callable[[Event], None]] = {
             history.ATTEMPT_ADMITTED: self._admitted,
             history.ATTEMPT_DONE: self._attempt_done,
@@ -177,12 +175,3 @@ class Telemetry:
             ):
                 if value is not None:  # what a device cannot tell has no sample
                     self._metric(name, chip=str(index)).set(value)
-        self._process_gauges()
-
-    def _process_gauges(self) -> None:
-        metric, now = self._metric, usage()
-        metric("calculet_worker_process_resident_bytes").set(now.rss_bytes)
-        metric("calculet_worker_process_threads").set(now.threads)
-        metric("calculet_worker_process_open_fds").set(now.open_fds)
-        metric("calculet_worker_process_cpu_seconds").inc(max(0.0, now.cpu_s - self._cpu_told_s))
-        self._cpu_told_s = now.cpu_s

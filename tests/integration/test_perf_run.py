@@ -298,6 +298,21 @@ def test_a_shortened_stage_says_so_everywhere(tmp_path: Path) -> None:
     assert {record.case.class_name for record in records(tmp_path / "soak")} >= {"short"}
 
 
+def test_an_api_key_comes_from_the_environment_and_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-secret-1")
+    with a_mock_server(tmp_path, key="sk-secret-1") as server:
+        refused = perf("run", files(tmp_path, server.url, CELLS[:1]))
+        assert (refused.returncode, "wants another API key (HTTP 401)" in refused.stderr) == (INVALID, True)
+        init = perf("manifest", "init", server.url, "--api-key-env", "MY_KEY", "--out", tmp_path / "m.yaml")
+        assert init.returncode == PASS, init.stderr
+        manifest = files(tmp_path, server.url, CELLS[:1], server={"api_key_env": "MY_KEY"})
+        done = perf("run", manifest, "--out", tmp_path / "run", "--no-selftest")
+    assert done.returncode == PASS, done.stderr
+    written = [*(tmp_path / "run").iterdir(), tmp_path / "m.yaml"]
+    assert len(written) > 5
+    assert not any(b"sk-secret-1" in path.read_bytes() for path in written)
+
+
 # ---------------------------------------------------------------- the real thing
 def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: Packages) -> None:
     cells = [

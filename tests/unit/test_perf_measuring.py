@@ -96,8 +96,9 @@ calculet_worker_kv_tokens{board="board0",kind="used"} 77.0
 calculet_worker_batch_active_total{board="board0"} 100.0
 # TYPE calculet_worker_fault_injection_armed gauge
 calculet_worker_fault_injection_armed{board="board0"} 0.0
-# TYPE calculet_worker_process_resident_bytes gauge
-calculet_worker_process_resident_bytes{board="board0"} 1048576.0
+# TYPE calculet_process_resident_bytes gauge
+calculet_process_resident_bytes{process="worker-board0"} 1048576.0
+calculet_process_resident_bytes{process="router"} 99.0
 # TYPE calculet_router_requests_total counter
 calculet_router_requests_total{model="toy"} 5.0
 """
