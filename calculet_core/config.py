@@ -24,6 +24,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
 Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
 
 TrafficClass = Literal["latency", "throughput"]
+Address = Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")]
 
 T = TypeVar("T")
 
@@ -163,8 +164,10 @@ class TlsConfig(_Section, frozen=True):
 class RouterConfig(_Section, frozen=True):
     """The HTTP front: address, limits and time-outs. Sizes in bytes, times in the unit of the name."""
 
-    listen: Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")] = "127.0.0.1:8080"
+    listen: Address = "127.0.0.1:8080"
     """Address and port."""
+    admin_listen: Address | None = None
+    """Address of the dashboard, read-only and without keys: keep it to yourselves; null: none."""
     max_connections: PositiveInt = 8192
     """Above it the connections that have waited longest for their client's next word give way; when all are being answered a
     new one gets 503 and is closed."""

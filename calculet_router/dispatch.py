@@ -82,6 +82,10 @@ class Dispatcher:
         """Requests (choices) that have not ended."""
         return len(self._flights)
 
+    def running_tokens(self) -> int:
+        """Tokens generated for requests that have not ended; looks at each."""
+        return sum(flight.generated for flight in self._flights.values())
+
     @property
     def calls(self) -> int:
         """Calls that have not ended."""

@@ -43,6 +43,7 @@ from calculet_router.aliases import Aliases
 from calculet_router.dispatch import Dispatcher
 from calculet_router.fleet import LinkState, Roster
 from calculet_router.lookups import Lookups
+from calculet_router.shell.dashboard import SECOND_S, Dashboard
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
@@ -95,6 +96,7 @@ class RouterApp:
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
+        self._dashboard: Dashboard | None = None
         self.draining = self.closed = False
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -150,6 +152,7 @@ class RouterApp:
         await self._first_links()
         await self._server.listen(sockets, self._tls.context if self._tls else None)
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
+        await self._open_dashboard()
         sd_notify("READY=1")
         tune_gc()
         try:
@@ -167,7 +170,7 @@ class RouterApp:
             found = [socket.socket(fileno=fd) for fd in inherited]
             for sock in found:
                 sock.setblocking(False)
-            if self._url(found) != f"http://{self.config.listen}":
+            if self._url(found) != f"{self._scheme}://{self.config.listen}":
                 log.warning(
                     "systemd listens at %s, router.listen says %s: run `calculet install` again and restart its socket unit",
                     self._url(found), self.config.listen,
@@ -178,6 +181,20 @@ class RouterApp:
         except OSError as error:
             why = "is in use by another process" if error.errno == 98 else error.strerror
             raise ConfigError(f"{self.fleet.path}: $.router.listen: {self.config.listen} {why}") from None
+
+    async def _open_dashboard(self) -> None:
+        """On an address of its own; one that is taken (by another router of the fleet, say) is no reason not to serve."""
+        if self.config.admin_listen is None:
+            return
+        try:
+            sock = bind(self.config.admin_listen)
+        except OSError as error:
+            log.warning("no dashboard here: %s: %s (router.admin_listen)", self.config.admin_listen, error.strerror)
+            return
+        self._dashboard = Dashboard(self)
+        await self._dashboard.listen(sock)
+        self._every(SECOND_S, self._dashboard.tick)
+        log.info("dashboard at=http://%s:%d", *sock.getsockname()[:2])
 
     def _url(self, sockets: list[socket.socket]) -> str:
         host, port = sockets[0].getsockname()[:2]
@@ -231,6 +248,8 @@ class RouterApp:
 
     def _close(self) -> None:
         self._server.abort()
+        if self._dashboard is not None:
+            self._dashboard.close()
         for link in self._links.values():
             link.close()
         self._supervisor.close()

@@ -36,7 +36,7 @@ class RouterTelemetry:
     def __init__(self, config: RouterConfig, name: str = FIRST) -> None:
         constant = {} if name == FIRST else {"router": name}
         self.collectors = Collectors("router", **constant)
-        self.requests = self.failed = self.resent = 0
+        self.requests = self.failed = self.resent = self.generated = 0
         self._ended: Counter[tuple[str, str, str]] = Counter()
         self._tokens: Counter[tuple[str, str]] = Counter()
         self._tenants: dict[tuple[str, str], list[int]] = {}
@@ -62,6 +62,7 @@ class RouterTelemetry:
         sums[0] += 1
         sums[1] += action.prompt_tokens
         sums[2] += action.generated_tokens
+        self.generated += action.generated_tokens
         if error is not None:
             self.failed += 1
             self.error(error)
@@ -93,6 +94,15 @@ class RouterTelemetry:
         """An attempt beyond the first."""
         self.resent += 1
         self.count("calculet_router_resends", reason=reason)
+
+    @property
+    def first_bounds_s(self) -> tuple[float, ...]:
+        """Upper bounds of the buckets of `first_counts`; the last has none."""
+        return self._first.bounds
+
+    def first_counts(self) -> tuple[int, ...]:
+        """Times to the first token of all models, by bucket."""
+        return self._first.sums()
 
     def settle(self) -> None:
         """Carry everything over to the collectors."""
@@ -130,6 +140,15 @@ class Times(Collector):
             self._sums[model] = 0.0
         counts[bisect_left(self._bounds, seconds)] += 1
         self._sums[model] += seconds
+
+    @property
+    def bounds(self) -> tuple[float, ...]:
+        """Upper bounds of all buckets but the last, which has none."""
+        return self._bounds
+
+    def sums(self) -> tuple[int, ...]:
+        """All models together."""
+        return tuple(map(sum, zip(*self._counts.values(), strict=True))) or (0,) * (len(self._bounds) + 1)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """Of prometheus_client."""

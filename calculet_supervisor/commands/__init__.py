@@ -20,13 +20,14 @@ from calculet_supervisor.commands.start import start
 from calculet_supervisor.commands.status import status
 from calculet_supervisor.commands.stop import stop
 from calculet_supervisor.commands.support_bundle import support_bundle
+from calculet_supervisor.commands.top import top
 from calculet_supervisor.commands.up import up
 from calculet_supervisor.commands.upgrade import upgrade
 from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
-    up, status, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
+    up, status, top, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
     reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
     upgrade, support_bundle, version,
 )  # fmt: skip

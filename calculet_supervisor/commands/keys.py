@@ -211,15 +211,20 @@ def _say_in_force(fleet: Fleet, version: int) -> None:
 
     from calculet_core.shell.telemetry import fetch_metrics
 
-    path, deadline_s = fleet.metrics_socket("router"), time.monotonic() + IN_FORCE_S
-    while _listens(path):
-        if _version_in(asyncio.run(fetch_metrics(path))) >= version:
-            click.echo("in force", err=True)
-            return
+    deadline_s, running = time.monotonic() + IN_FORCE_S, [path for path in _router_sockets(fleet) if _listens(path)]
+    if not running:
+        click.echo("no router runs here: it is in force when one starts", err=True)
+        return
+    while behind := [path for path in running if _listens(path) and _version_in(asyncio.run(fetch_metrics(path))) < version]:
         if time.monotonic() > deadline_s:
-            end(1, f"the running router has not taken it after {IN_FORCE_S:g} s", "see its log")
+            names = ", ".join(path.stem.removeprefix("m-") for path in behind)
+            end(1, f"still not taken after {IN_FORCE_S:g} s by {names}", "see its log")
         time.sleep(0.05)
-    click.echo("no router runs here: it is in force when one starts", err=True)
+    click.echo("in force", err=True)
+
+
+def _router_sockets(fleet: Fleet) -> list[Path]:
+    return sorted(fleet.run_dir.glob("m-router*.sock"))
 
 
 def _listens(path: Path) -> bool:
