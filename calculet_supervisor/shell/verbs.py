@@ -30,6 +30,8 @@ class Verbs:
 
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
+        self._saving: set[str] = set()
+        """Boards about which something is being committed."""
 
     def table(self) -> dict[str, Verb]:
         """Verb -> what it does."""
@@ -147,12 +149,18 @@ class Verbs:
     async def want(
         self, verb: str, board: str, wanted: Wanted, caller: Caller, detail: str | None = None
     ) -> dict[str, Any]:
-        """Commit what is wanted of a board, with who said so, and act on it."""
+        """Commit what is wanted of a board, with who said so, and act on it. `wanted` was made of what holds now, so a second word
+        has to wait until the first one does."""
         supervisor = self._supervisor
+        if board in self._saving:
+            raise Refused(f"{verb} {board} was not done: another word about {board} is just being saved", "ask again")
+        self._saving.add(board)
         try:
             await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid, detail))
         except (sqlite3.Error, OSError) as error:
             raise Refused(f"{verb} {board} could not be saved and was not done: {error}", "is the disk full?") from None
+        finally:
+            self._saving.discard(board)
         supervisor.wanted[board] = wanted
         data = {"verb": verb, "uid": caller.uid, "by_pid": caller.pid, "detail": detail}
         supervisor.note(Note(history.FLEET_ADMIN, board, data=data))

@@ -6,7 +6,7 @@ when a lane was given away, what an operator was told, what the device still hol
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from calculet_core import history
@@ -95,8 +95,8 @@ class FleetChecker:
         self._acts: dict[str, tuple[bool, bool]] = {}
         """Board -> (up, draining) as operators were told."""
         self._rollouts: set[int] = set()
-        self._unsure: set[str] = set()
-        """Boards with an act whose answer was lost."""
+        self._unsure: Counter[str] = Counter()
+        """Acts under way by board, whose answers may be lost."""
         self._handlers = {
             history.REQUEST_ACCEPTED: self._request_accepted,
             history.REQUEST_DONE: self._request_done,
@@ -286,11 +286,15 @@ class FleetChecker:
     def acknowledged(self, board: str, up: bool, draining: bool) -> None:
         """An operator was told that this is wanted from now on."""
         self._acts[board] = (up, draining)
-        self._unsure.discard(board)
+        self._unsure[board] -= 1
 
-    def unanswered(self, board: str) -> None:
-        """An act was asked for, and nobody knows what came of it."""
-        self._unsure.add(board)
+    def asked(self, board: str) -> None:
+        """An act is under way: until it is answered nobody knows what came of it."""
+        self._unsure[board] += 1
+
+    def refused(self, board: str) -> None:
+        """It was not done."""
+        self._unsure[board] -= 1
 
     def begun(self, rollout: int) -> None:
         """An operator was told that a rollout has begun."""
@@ -300,7 +304,7 @@ class FleetChecker:
         """A supervisor has read its store."""
         for board, (up, draining) in self._acts.items():
             found = wanted.get(board)
-            if board in self._unsure:
+            if self._unsure[board]:
                 continue
             if found is None or (found.up, found.draining) != (up, draining):
                 self.broken("acts_survive", f"{board}: operators were told up={up} draining={draining}, the store has {found}")
@@ -348,7 +352,7 @@ class FleetChecker:
                 self.broken("acts_survive", f"rollout {number} was begun, and the store has {kept.get(number)}")
         for board, (up, draining) in self._acts.items():
             worker = world.keeper.workers.get(board)
-            if board in self._unsure:
+            if self._unsure[board]:
                 continue
             if worker is None or not worker.booted:
                 continue

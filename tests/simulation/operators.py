@@ -51,6 +51,7 @@ class Operators:
     def ask(self, verb: str, board: str) -> None:
         """Until it was done or refused for good."""
         self.busy += 1
+        self._world.checker.asked(board)
         self._ask(verb, board)
 
     def _ask(self, verb: str, board: str) -> None:
@@ -73,7 +74,7 @@ class Operators:
                     self._world.checker.operator_restarted(board)
             else:
                 self._world.saw("an act was refused")
-                self._world.checker.unanswered(board)
+                self._world.checker.refused(board)
                 if verb in BACK.values():
                     self.busy += 1
                     self._timeline.after(2 * S, self._back, verb, board)
@@ -84,7 +85,6 @@ class Operators:
                 self._world.saw("an act was not answered")
                 self._ask(verb, board)
 
-        self._world.checker.unanswered(board)
         supervisor.call(supervisor.operate, verb, {"board": board}, done)
         self._timeline.after(TIMEOUT_NS, expired)
 
