@@ -54,7 +54,7 @@ def test_every_module_and_every_file_that_a_package_reads_is_in_it(wheel: set[st
         path.relative_to(ROOT).as_posix()
         for package in ROOT.glob("calculet_*")
         for path in package.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts and not path.suffix == ".so"
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     assert sources - wheel == set()
 
