@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = {
     "configs": ROOT / "configs", "configs/perf": ROOT / "configs/perf", "prometheus": ROOT / "configs/prometheus",
-    "grafana": ROOT / "configs/grafana", "runbooks": ROOT / "docs/runbooks", "systemd": ROOT / "systemd",
+    "grafana": ROOT / "configs/grafana", "runbooks": ROOT / "docs/runbooks", "runbooks/zh": ROOT / "docs/runbooks/zh", "systemd": ROOT / "systemd",
     "systemd/examples": ROOT / "systemd/examples",
 }  # fmt: skip
 """Folder below share/calculet -> where its files come from."""
