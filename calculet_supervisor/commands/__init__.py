@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from calculet_supervisor.commands.config import config
+from calculet_supervisor.commands.doctor import doctor
 from calculet_supervisor.commands.drain import drain
 from calculet_supervisor.commands.generations import generations
+from calculet_supervisor.commands.init import init
 from calculet_supervisor.commands.install import install, uninstall
 from calculet_supervisor.commands.journals import events, explain
 from calculet_supervisor.commands.keys import keys
@@ -27,6 +29,7 @@ from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
 
 COMMANDS: tuple[click.Command, ...] = (
+    init, doctor,
     up, status, top, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
     reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
     upgrade, support_bundle, version,
