@@ -158,8 +158,9 @@ class Lookups:
         out.append(actions.Send(worker.board, worker.epoch, message))
 
     def _choose(self, pending: Pending) -> Worker | None:
-        """In turn: a question costs the same everywhere."""
-        eligible = self._roster.eligible(pending.alias.alias, pending.alias.digest)
+        """In turn: a question costs the same everywhere. While an alias has two artifacts, the other one's boards come last."""
+        views = [pending.alias, *self._aliases.versions(pending.alias.alias)]
+        eligible = next((found for view in views if (found := self._roster.eligible(view.alias, view.digest))), [])
         fresh = [worker for worker in eligible if worker.key not in pending.tried]
         self._turn += 1
         return fresh[self._turn % len(fresh)] if fresh else None

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from builders_router import DIGEST, Desk
+from builders_router import DIGEST, Desk, a_board
 
 from calculet_core import wire
 from calculet_core.clock import MS
@@ -118,3 +118,16 @@ def test_ids_are_checked_before_they_go_anywhere() -> None:
         with pytest.raises(CalculetError) as caught:
             parse_detokenize(body)
         assert (caught.value.param or "").startswith("tokens")
+
+
+def test_while_an_alias_has_two_artifacts_the_other_ones_boards_answer_when_its_own_are_gone() -> None:
+    table = Table()
+    green = "e" * 64
+    first = wire.AliasView("qwen3", DIGEST, 40_960, 1)
+    both = wire.AliasView("qwen3", DIGEST, 40_960, 1, other=wire.AliasView("qwen3", green, 40_960, 1), share=0.5)
+    table.tell(events.ViewPublished(wire.FleetView(1, [a_board("board0", digest=green)], [both])))
+    table.hello("board0", digest=green)
+    assert table.question()[1].digest == green
+    table.tell(events.ViewPublished(wire.FleetView(2, [a_board("board0", digest=green)], [first])))
+    asked = events.LookupAsked("x", Question("qwen3"), table.dispatcher.tenants.anonymous)
+    assert failed(table.tell_lookups(asked)) == "no_ready_worker"
