@@ -56,7 +56,7 @@ class Expect(_Section, frozen=True, kw_only=True):
     resets_max: Natural = 0
     """Resets of the boards together."""
     state: str = "READY"
-    """board0's state in the end."""
+    """board0's state in the end: a generation's, or CONDEMNED."""
     new_generation: bool | None = None
     """board0 serves under another generation than before; None: of no matter."""
     faults_seen: tuple[str, ...] = ()

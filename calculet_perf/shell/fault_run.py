@@ -113,11 +113,11 @@ class ScenarioRun:
         await asyncio.sleep(SETTLE_S)  # what the load broke is in the supervisor's view some heartbeats later
         while time.monotonic() < deadline:
             row = await self._row()
-            if row.get("state") == scenario.expect.state and len(fleet.firings()) >= scenario.planned and self._calm(seen):
+            if state_of(row) == scenario.expect.state and len(fleet.firings()) >= scenario.planned and self._calm(seen):
                 break
             await asyncio.sleep(0.1)
         fleet.disarm()
-        seen.state, seen.generation_after = row.get("state"), row.get("generation")
+        seen.state, seen.generation_after = state_of(row), row.get("generation")
         seen.device_jobs = max(0, (row.get("steps") or 0) - steps)
         if scenario.expect.serves and await self._serves(client, scenario.recover_s):
             seen.golden_after = await self._golden(client) == before
@@ -203,3 +203,8 @@ async def run_scenario(scenario: Scenario, folder: Path, package: Path, trust: P
         ConfigError: the package, key or device is wrong.
     """
     return await ScenarioRun(scenario, FaultFleet(folder, scenario, package, trust, device)).run()
+
+
+def state_of(row: dict[str, Any]) -> str | None:
+    """A board's state in the end: that of its generation, or CONDEMNED when it was set aside, whatever its worker still says."""
+    return "CONDEMNED" if row.get("condemned") else row.get("state")
