@@ -127,7 +127,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_fault_injection_armed", "gauge", "1 while a fault injector is armed"),
     # Supervisor.
     Metric("supervisor", "calculet_supervisor_workers", "gauge", "Worker processes by state", ("state",)),
-    Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts", ("board",)),
+    Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts, counted when decided", ("board",)),
     Metric("supervisor", "calculet_supervisor_resets", "counter", "Board resets granted", ("board",)),
     Metric("supervisor", "calculet_supervisor_resets_denied", "counter", "Board resets refused by the budget", ("board",)),
     Metric("supervisor", "calculet_supervisor_worker_up", "gauge", "1 while the board's worker is up", ("board",)),
