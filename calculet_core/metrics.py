@@ -129,7 +129,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_chip_memory_used_bytes", "gauge", "Device memory in use", ("chip",)),
     # Supervisor.
     Metric("supervisor", "calculet_supervisor_workers", "gauge", "Worker processes by state", ("state",)),
-    Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts", ("board",)),
+    Metric("supervisor", "calculet_supervisor_restarts", "counter", "Automatic restarts, counted when decided", ("board",)),
     Metric("supervisor", "calculet_supervisor_resets", "counter", "Board resets granted", ("board",)),
     Metric("supervisor", "calculet_supervisor_resets_denied", "counter", "Board resets refused by the budget", ("board",)),
     Metric("supervisor", "calculet_supervisor_worker_up", "gauge", "1 while the board's worker is up", ("board",)),

@@ -41,7 +41,8 @@ class Telemetry:
 
     def note(self, note: Note) -> None:
         """Count what was decided."""
-        if note.event == history.FLEET_WORKER_STARTED and note.data["automatic"]:
+        if note.event == history.FLEET_WORKER_EXITED and not note.data["commanded"] and not note.data["quarantined"]:
+            # When it is decided, not at its first word: a worker that dies before it speaks is restarted, too.
             self._collectors("calculet_supervisor_restarts", board=note.board).inc()
         elif note.event == history.FLEET_ROLLOUT and note.data["state"] in _OVER:
             self._collectors("calculet_supervisor_rollouts_ended", state=note.data["state"].lower()).inc()

@@ -10,12 +10,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders_fleet import Packages, free_port
 from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 from calculet_core.shell.files import FileLock
 from calculet_core.shell.fleet import Fleet, load_fleet
@@ -179,7 +184,20 @@ def test_a_certificate_that_is_missing_or_ends_is_found(config: Path) -> None:
     fleet = changed(config, router={"tls": {"certificate": "cert.pem", "key": "key.pem"}})
     (found,) = findings(doctoring.tls(fleet, NOW_S))
     assert "cert.pem" in found.message
-    assert findings(doctoring.tls(changed(config, router={"tls": {}}), NOW_S)) == []
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "calculet")])
+    ends = datetime.fromtimestamp(NOW_S + 30 * DAY_S, UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 7, ends - timedelta(days=90), ends)
+    config.with_name("cert.pem").write_bytes(builder.sign(key, None).public_bytes(Encoding.PEM))
+    config.with_name("key.pem").write_text("a key")
+    config.with_name("key.pem").chmod(0o640)
+    assert findings(doctoring.tls(fleet, NOW_S)) == []
+    (found,) = findings(doctoring.tls(fleet, NOW_S + 20 * DAY_S))
+    assert "ends in 10 days" in found.message
+    config.with_name("key.pem").chmod(0o644)
+    (found,) = findings(doctoring.tls(fleet, NOW_S))
+    assert found.mend == f"chmod 640 {config.with_name('key.pem')}"
+    assert list(doctoring.tls(changed(config, router={"tls": {"certificate": None, "key": None}}), NOW_S)) == []
 
 
 @pytest.fixture

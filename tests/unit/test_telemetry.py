@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 
+from calculet_core import history
 from calculet_core.clock import MS, S
 from calculet_core.config import FleetConfig, RouterConfig
 from calculet_router.actions import Ended
 from calculet_router.shell.telemetry import RouterTelemetry
 from calculet_supervisor.shell.telemetry import Telemetry
+from calculet_supervisor.world import Note
 
 ENDED = Ended("toy", "completed", None, 10, 11, 0, 1 * S, 1 * S + 200 * MS, "default", choices=1)
 
@@ -36,9 +38,20 @@ def test_a_single_token_and_several_choices_have_no_time_per_token() -> None:
     assert tpot_of(replace(ENDED, generated_tokens=1), replace(ENDED, choices=2), replace(ENDED, outcome="cancelled")) == (0, 0)
 
 
-def test_the_supervisors_budgets_are_limits_that_alerts_can_compare_with() -> None:
+def a_supervisors() -> Telemetry:
     document = {"schema": "calculet-fleet/v1", "boards": [{"name": "b0", "device": "sim"}], "models": [{"alias": "toy", "package": "p"}]}
     nobody: Any = None
-    value = Telemetry(nobody, nobody, nobody, msgspec.convert(document, FleetConfig))._collectors.registry.get_sample_value
+    return Telemetry(nobody, nobody, nobody, msgspec.convert(document, FleetConfig))
+
+
+def test_every_restart_that_is_decided_counts_also_of_a_worker_that_dies_before_it_speaks() -> None:
+    telemetry = a_supervisors()
+    for commanded, quarantined in ((False, False), (False, False), (True, False), (False, True)):
+        telemetry.note(Note(history.FLEET_WORKER_EXITED, "b0", 1, data={"commanded": commanded, "quarantined": quarantined}))
+    assert telemetry._collectors.registry.get_sample_value("calculet_supervisor_restarts_total", {"board": "b0"}) == 2
+
+
+def test_the_supervisors_budgets_are_limits_that_alerts_can_compare_with() -> None:
+    value = a_supervisors()._collectors.registry.get_sample_value
     limits = {name: value("calculet_supervisor_limit", {"limit": name}) for name in ("recovery.max_resets_per_10min", "supervision.restart.max_restarts")}
     assert limits == {"recovery.max_resets_per_10min": 2, "supervision.restart.max_restarts": 5}
