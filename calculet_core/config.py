@@ -496,12 +496,19 @@ def check_profiles(config: SchedulerConfig, proven: tuple[int, ...], digest: str
     Raises:
         ConfigError: as in `$.batch.profiles[1]: B8 is not in manifest 3f2a... (it has B1)`.
     """
-    for index, profile in enumerate(config.batch.profiles):
+    check_sizes(config.batch.profiles, proven, digest, f"{source}: $.batch.profiles")
+
+
+def check_sizes(profiles: tuple[int, ...], proven: tuple[int, ...], digest: str, where: str) -> None:
+    """The same for any list of compiled batches; `where` is its file and path.
+
+    Raises:
+        ConfigError: names the place in the list.
+    """
+    for index, profile in enumerate(profiles):
         if profile not in proven:
             has = ", ".join(f"B{size}" for size in proven) or "none"
-            raise ConfigError(
-                f"{source}: $.batch.profiles[{index}]: B{profile} is not in manifest {digest[:12]} (it has {has})"
-            )
+            raise ConfigError(f"{where}[{index}]: B{profile} is not in manifest {digest[:12]} (it has {has})")
 
 
 def run_dir_for(path: str, uid: int) -> str:

@@ -16,6 +16,8 @@ from calculet_core.config import (
     ModelConfig,
     SchedulerConfig,
     boards_of,
+    check_profiles,
+    check_sizes,
     parse_fleet,
     parse_scheduler,
     run_dir_for,
@@ -152,6 +154,18 @@ class Fleet:
         if config.model_alias != alias:
             raise ConfigError(f"{path}: $.model_alias: {config.model_alias!r}, but {self.path} uses it for {alias!r}")
         return config
+
+    def check_profiles(self, alias: str, board: BoardConfig, proven: tuple[int, ...], digest: str) -> None:
+        """Whether an artifact with the `proven` compiled batches has what the board, or else the alias's scheduler file, asks for.
+
+        Raises:
+            ConfigError: it has not, naming file and path; or the scheduler file is wrong.
+        """
+        if board.profiles is not None:
+            check_sizes(board.profiles, proven, digest, f"{self.path}: $.boards[{self.config.boards.index(board)}].profiles")
+        elif (scheduler := self.scheduler_of(alias)) is not None:
+            model = next(model for model in self.config.models if model.alias == alias)
+            check_profiles(scheduler, proven, digest, str(self.resolve(model.scheduler or "")))
 
 
 def read_config(path: Path) -> bytes:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from calculet_core.artifact import Package
-from calculet_core.config import ModelConfig, boards_of, check_profiles
+from calculet_core.config import ModelConfig, boards_of
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package, verify_package
@@ -34,16 +34,18 @@ def find_problems(fleet: Fleet) -> list[str]:
 
     keys = attempt(load_keys, [fleet.resolve(path) for path in fleet.config.trusted_keys])
     for index, model in enumerate(fleet.config.models):
-        scheduler = attempt(fleet.scheduler_of, model.alias)
+        known = len(problems)
+        attempt(fleet.scheduler_of, model.alias)
+        wrong_scheduler = len(problems) > known
         root, where = fleet.resolve(model.package), f"{fleet.path}: $.models[{index}].package: "
         package = attempt(read_package, root, prefix=where) if keys is None else attempt(verify_package, root, keys, prefix=where)
         if package is None:
             continue
         problems += _wrong_devices(fleet, model, package)
-        if scheduler is not None:
-            source = str(fleet.resolve(model.scheduler or ""))
-            attempt(check_profiles, scheduler, package.manifest.compiled_batches, package.digest, source)
-    return problems
+        for board in () if wrong_scheduler else fleet.config.boards:
+            if board.name in boards_of(fleet.config, model):
+                attempt(fleet.check_profiles, model.alias, board, package.manifest.compiled_batches, package.digest)
+    return list(dict.fromkeys(problems))  # boards share their alias's file, and what is wrong in it
 
 
 def _wrong_devices(fleet: Fleet, model: ModelConfig, package: Package) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any
 
 from calculet_core.artifact import Package, incompatible
 from calculet_core.capacity import GIB, DramPlan
-from calculet_core.config import check_profiles
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package
@@ -105,11 +104,7 @@ def _check_compatible(rollout: Rollout, package: Package, context: Context) -> N
             )
             if wrong:
                 raise ArtifactError(f"{name} has {'; '.join(wrong)}")
-    scheduler = fleet.scheduler_of(rollout.alias)
-    if scheduler is not None:
-        model = next(model for model in fleet.config.models if model.alias == rollout.alias)
-        source = str(fleet.resolve(model.scheduler or ""))
-        check_profiles(scheduler, manifest.compiled_batches, package.digest, source)
+        fleet.check_profiles(rollout.alias, board, manifest.compiled_batches, package.digest)
 
 
 def _retain(blue: Artifact | None, artifacts: ArtifactStore, keys: Any) -> Artifact | None:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from msgspec.structs import replace
 
 from calculet_core.artifact import Package, incompatible
-from calculet_core.config import BoardConfig, SchedulerConfig, check_profiles
+from calculet_core.config import BoardConfig, SchedulerConfig
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.jobs import DeviceVersions
 from calculet_core.shell.fleet import Fleet
@@ -54,17 +54,12 @@ def scheduler_for(fleet: Fleet, board: BoardConfig, alias: str, package: Package
     Raises:
         ConfigError: the file is wrong, or it or the board names a profile that the manifest does not have.
     """
+    fleet.check_profiles(alias, board, package.manifest.compiled_batches, package.digest)
     config = fleet.scheduler_of(alias)
-    if board.profiles is not None:
-        base = config or default_scheduler(alias, package.manifest)
-        config = replace(base, batch=replace(base.batch, profiles=board.profiles))
-        check_profiles(config, package.manifest.compiled_batches, package.digest, f"{fleet.path}: boards.{board.name}.profiles")
+    if board.profiles is None:
         return config
-    if config is not None:
-        model = next(model for model in fleet.config.models if model.alias == alias)
-        source = str(fleet.resolve(model.scheduler or ""))
-        check_profiles(config, package.manifest.compiled_batches, package.digest, source)
-    return config
+    base = config or default_scheduler(alias, package.manifest)
+    return replace(base, batch=replace(base.batch, profiles=board.profiles))
 
 
 def check_configuration(fleet: Fleet, board: BoardConfig) -> None:
