@@ -18,6 +18,7 @@ class _Group(click.Group):
 
     lazy = {
         "build-package": ("build_package", "build_package_command"),
+        "fork-server": ("fork_server", "fork_server_command"),
         "keygen": ("build_package", "keygen_command"),
         "prove": ("prove", "prove_command"),
     }
