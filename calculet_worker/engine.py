@@ -413,7 +413,7 @@ class Engine:
         if not trial.done and not self.control.stopping:
             stage = trial.next_stage()
             if self.life.state is ModelState.WARMING:
-                serving.use(stage.profiles, prompts_first=True, alone=stage.alone)
+                serving.use_stage(stage)
             self.life.step = trial.label
             for case, tokens in stage.cases:
                 self._last_internal += 1

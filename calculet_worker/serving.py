@@ -25,6 +25,7 @@ from calculet_core.states.request import RequestState
 from calculet_worker.actions import Action, ReleaseLane, SubmitJob, TracedRow
 from calculet_worker.answers import Answers, Outbox
 from calculet_worker.device.base import DeviceLimits
+from calculet_worker.golden import Stage
 from calculet_worker.jobs.buffers import Buffers
 from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import Inflight, InflightJob
@@ -386,12 +387,15 @@ class Serving:
         """Whether the runtime was asked to free the lane and has not confirmed."""
         return self.kv.lanes[lane].state is KvSequenceState.RELEASING
 
-    def use(self, profiles: tuple[BatchProfile, ...], prompts_first: bool = False, alone: bool = False) -> None:
-        """The profiles for decode steps from now on; `prompts_first` lets steps wait for all prompts, so that they are full, and
-        `alone` keeps one job in flight."""
-        self._prompts_first = prompts_first
-        self.inflight.alone = alone
+    def use(self, profiles: tuple[BatchProfile, ...]) -> None:
+        """The profiles for decode steps from now on."""
+        self._prompts_first = self.inflight.alone = False
         self.decode.use(profiles)
+
+    def use_stage(self, stage: Stage) -> None:
+        """The profiles of a golden or warm-up stage; steps wait for all prompts, so that they are full."""
+        self._prompts_first, self.inflight.alone = True, stage.alone
+        self.decode.use(stage.profiles, tightly=stage.shrinking)
 
 
 def _traced(seq: SequenceState, entry: InflightJob) -> TracedRow:

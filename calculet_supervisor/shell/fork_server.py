@@ -1,7 +1,8 @@
 """The keeper's side of its fork server (`calculet-worker fork-server`): workers that start in milliseconds.
 
 It is an advantage, never a need: where it cannot be had, does not answer in time or has died, a worker is started as any other
-process. Whoever is asked for is started exactly once, since a forked worker begins only with the keeper's go-ahead.
+process; one that hangs is killed and started again. Whoever is asked for is started exactly once, since a forked worker begins
+only with the keeper's go-ahead.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -21,7 +23,7 @@ from calculet_core.shell.fleet import Fleet
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
 
 NAME = "fork-server"
-ANSWER_S = 10.0
+ANSWER_S = 5.0
 """How long a worker may take to be forked, the server's own start included, before it is started without it."""
 STABLE_S = 30.0
 RETRY_S = 5.0
@@ -53,6 +55,7 @@ class ForkServer:
         self._child: Child | None = None
         self._asked: dict[int, _Asked] = {}
         self._number = self._failures = 0
+        self._is_ready = False
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -87,7 +90,7 @@ class ForkServer:
         """Whether the child that ended was the server. Whoever waits for it is started directly."""
         if child is not self._child:
             return False
-        self._child = None
+        self._child, self._is_ready = None, False
         self._hang_up()
         self._failures = 1 if time.monotonic() - child.started_s > STABLE_S else self._failures + 1
         if not self._closed:
@@ -155,6 +158,9 @@ class ForkServer:
             self._hang_up()
             return
         answer = msgpack.unpackb(data)
+        if "ready" in answer:
+            self._is_ready = True
+            return
         number = answer["number"]
         if number not in self._asked:
             return  # it was too late, and the worker that it tells of ended unborn
@@ -177,6 +183,8 @@ class ForkServer:
     def _too_late(self, number: int) -> None:
         log.warning("the fork server does not answer: the worker of %s starts without it", self._asked[number].board)
         self._give_up(number)
+        if self._is_ready and self._child is not None:  # it hangs; one that still loads is let load
+            self._child.signal(signal.SIGKILL)
 
     def _give_up(self, number: int) -> None:
         """Without its go-ahead a worker that was forked after all ends; one that begins is started directly."""

@@ -2,9 +2,9 @@
 
 Loading the worker's modules takes longer than everything else between a simulated board's death and its return. The keeper asks
 over a socket pair (one SEQPACKET message a worker: MessagePack `{number, command}` with three descriptors: the worker's log, the
-death pipe, the go-ahead); the answer is `{number, pid}`, or `{number, error}`. A worker is forked twice, so that it becomes the
-keeper's own child (a subreaper), whose exit the keeper sees and whose life does not hang on this process. It begins with the
-keeper's go-ahead: without one, because the keeper gave up waiting or is gone, it ends unborn.
+death pipe, the go-ahead); the answer is `{number, pid}`, or `{number, error}`; `{ready}` says that everything is loaded. A worker
+is forked twice, so that it becomes the keeper's own child (a subreaper), whose exit the keeper sees and whose life does not hang
+on this process. It begins with the keeper's go-ahead: without one, because the keeper gave up waiting or is gone, it ends unborn.
 
 Nothing runs here beside the loop: no thread, no lock, no device is open when it forks. It ends when the keeper closes its end.
 """
@@ -48,6 +48,7 @@ def fork_server_command(fd: int, devices: str) -> None:
     with socket.socket(fileno=fd) as keeper:
         keeper.set_inheritable(False)
         preload(devices.split(","))
+        keeper.send(msgpack.packb({"ready": True}))
         while True:
             message, fds, _, _ = socket.recv_fds(keeper, MESSAGE_BYTES, DESCRIPTORS)
             if not message:

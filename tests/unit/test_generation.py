@@ -13,7 +13,7 @@ from calculet_core.artifact import CapacityInfo
 from calculet_core.clock import MS, S
 from calculet_core.config import RecoveryConfig
 from calculet_core.errors import ExitCode
-from calculet_core.jobs import OutputStatus, ReturnCode
+from calculet_core.jobs import JobKind, OutputStatus, ReturnCode
 from calculet_worker.device.base import Inspection
 from calculet_worker.generation import compare
 
@@ -48,6 +48,23 @@ def test_warm_up_runs_every_profile_that_is_configured() -> None:
     driver = Driver(a_manifest(lanes=8, profiles=(1, 4, 8))).ready()
     assert {job.profile.name for job in driver.board.jobs} == {"B1", "B4", "B8"}
     assert max(len(job.lanes) for job in driver.board.jobs if job.profile.name == "B8") == 8
+
+
+def test_warm_up_fills_each_profile_with_one_prompt_a_lane() -> None:
+    package = a_package(a_manifest(lanes=8, profiles=(1, 2, 4, 8)), [a_case([1, 2], count=6), a_case([3, 4, 5], count=6)])
+    driver = Driver(package=package, scheduler=a_scheduler(profiles=(1, 2, 4, 8))).ready()
+    jobs = driver.board.jobs
+    prompts = [job for job in jobs if job.kind is JobKind.PREFILL]
+    assert len(prompts) == 2 + 8
+    steps = [(job.profile.name, len(job.lanes)) for job in jobs[jobs.index(prompts[-1]) + 1 :]]
+    assert steps == [("B8", 8), ("B4", 4), ("B2", 2)]
+
+
+def test_cases_with_too_narrow_margins_warm_up_one_profile_after_the_other() -> None:
+    package = a_package(a_manifest(lanes=8, profiles=(1, 2, 4, 8)), [a_case([1, 2], count=2), a_case([3, 4, 5], count=2)])
+    driver = Driver(package=package, scheduler=a_scheduler(profiles=(1, 2, 4, 8))).ready()
+    full = [(job.profile.name, len(job.lanes)) for job in driver.board.jobs if len(job.lanes) > 1]
+    assert full == [("B2", 2), ("B4", 4), ("B8", 8)]
 
 
 def test_internal_requests_are_not_counted_as_clients() -> None:
