@@ -123,7 +123,7 @@ class Recovery:
         base = supervisor.wanted.get(board, Wanted()).version
         supervisor.wanted[board] = wanted
         supervisor.note(Note(event, board, data={**data, "automatic": True}))
-        act = Act(event.removeprefix("fleet."), board, detail=str(data.get("reason") or ""))
+        act = Act(event.removeprefix("fleet."), board, detail=str(data["reason"]) if "reason" in data else _what(data))
         owed = self._owed.get(board)
         if owed is None:
             self._owed[board] = _Owed(base, wanted, [act])
@@ -184,3 +184,8 @@ class Recovery:
             log.error("%s serves an artifact that fails everywhere, and there is nothing to go back to", alias)
             return
         await supervisor.rollouts.go_back(alias, f"its artifact was set aside: {blame.reason}")
+
+
+def _what(data: Mapping[str, object]) -> str:
+    """Of a probation's step, for the audit log."""
+    return "it has proved itself" if data.get("passed") else "its reset is done"
