@@ -127,6 +127,9 @@ class RecoveryConfig(_Section, frozen=True):
     """Board resets in any ten minutes; above it the board is condemned."""
     restart_on_unknown_dma: bool = True
     """A job whose end cannot be proven: true = exit for a supervised restart, false = Failed until an operator acts."""
+    # Additions.
+    unload_residue_mib: Natural = 64
+    """Memory that an unloaded board may show beyond what it showed empty; above it the board recovers instead of being Unloaded."""
 
 
 class FairnessConfig(_Section, frozen=True):

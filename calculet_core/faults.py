@@ -18,6 +18,7 @@ class FaultKind(StrEnum):
     INVALID_DTYPE = "invalid_dtype"
     CCU_EXCEPTION = "ccu_exception"
     BAD_NUMBERS = "bad_numbers"
+    RESIDUE = "residue"
     OTHER = "other"
 
 
@@ -67,6 +68,9 @@ FAULT_POLICY: dict[FaultKind, FaultRule] = {
         Response.DROP_LOGITS_AND_RECOVER, ResetRule.WITHIN_BUDGET, True, "model_recovering"
     ),
     FaultKind.BAD_NUMBERS: FaultRule(Response.FAIL_BATCH_AND_RETEST, ResetRule.IF_GOLDEN_FAILS, True, "bad_output"),
+    FaultKind.RESIDUE: FaultRule(
+        Response.STOP_ADMISSION_AND_RECOVER, ResetRule.WITHIN_BUDGET, True, "model_recovering"
+    ),
     FaultKind.OTHER: FaultRule(Response.FAIL_CLOSED, ResetRule.OPERATOR_ONLY, True, "board_failed"),
 }
 

@@ -125,6 +125,19 @@ class ChipTelemetry:
 
 
 @dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a device holds when nothing is configured, by its own counters (scheduling §12)."""
+
+    memory_used_bytes: int | None = None
+    """All chips together; None where the device cannot tell."""
+    pending: int = 0
+    left: int = 0
+    """Finished jobs whose output has not been given back."""
+    error: str | None = None
+    """Why its counters could not be read: then nobody knows how it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceVersions:
     """Who the board is; None where the device cannot tell. The serial is the board's own, salted before it is shown."""
 

@@ -69,6 +69,7 @@ class Dispatcher:
             events.WorkerEnded: self._worker_ended,
             events.Unsent: self._unsent,
             events.TimePassed: self._time_passed,
+            events.Overslept: self._overslept,
         }
 
     def handle(self, event: events.Event, now_ns: int) -> Out:
@@ -468,6 +469,13 @@ class Dispatcher:
             out.append(self._ended(ongoing, "completed", None, now_ns))
 
     # ---------------------------------------------------------------- time
+    def _overslept(self, event: events.Overslept, now_ns: int, out: Out) -> None:
+        """What workers said meanwhile is unread: neither their silence nor their answers are late. Clients' deadlines run on."""
+        self.roster.overslept(event.by_ns)
+        for flight in self._flights.values():
+            if not flight.accepted:
+                flight.sent_ns += event.by_ns
+
     def _time_passed(self, event: events.TimePassed, now_ns: int, out: Out) -> None:
         late_ns = now_ns - self._config.accept_timeout_ms * MS
         for flight in [one for one in self._flights.values() if not one.accepted and one.sent_ns <= late_ns]:

@@ -138,6 +138,11 @@ class Roster:
             self.changed()
         return found
 
+    def overslept(self, by_ns: int) -> None:
+        """Nobody listened for so long."""
+        for worker in self.workers.values():
+            worker.heard_ns += by_ns
+
     def unlisted(self) -> list[Worker]:
         """Workers that left the view and have nothing left to do; they are forgotten."""
         gone = [worker for worker in self.workers.values() if not worker.listed and not worker.flights]

@@ -120,6 +120,9 @@ class Lookups:
             for number, pending in list(self._pending.items()):
                 if pending.key == (event.board, event.epoch):
                     self._again(number, pending, NoReadyWorker(f"the worker of {event.board} {event.reason}"), out)
+        elif isinstance(event, events.Overslept):
+            for pending in self._pending.values():
+                pending.deadline_ns += event.by_ns
         elif isinstance(event, events.TimePassed):
             for number, pending in list(self._pending.items()):
                 if now_ns >= pending.deadline_ns:

@@ -26,7 +26,7 @@ OF_FLEET = frozenset(
     {
         history.FLEET_WORKER_STARTED, history.FLEET_WORKER_EXITED, history.FLEET_WORKER_KILLED, history.FLEET_RESET_GRANTED,
         history.FLEET_RESET_DENIED, history.FLEET_ADMIN, history.FLEET_CONDEMNED, history.FLEET_PROBATION,
-        history.FLEET_QUARANTINED,
+        history.FLEET_QUARANTINED, history.FLEET_OVERRULED,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({history.FLEET_ROLLOUT, history.FLEET_BREAKER})

@@ -8,7 +8,7 @@ from typing import Any
 from calculet_core import wire
 from calculet_core.errors import CalculetError
 from calculet_core.ids import WireKey
-from calculet_core.jobs import Completion, EngineBank
+from calculet_core.jobs import Completion, EngineBank, Holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +125,22 @@ class PackageVerified:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfigured:
-    """Answer to `ConfigureDevice`: `inspection` (a `device.base.Inspection`) when `rc` is 0."""
+    """Answer to `ConfigureDevice`: `inspection` (a `device.base.Inspection`) when `rc` is 0; `before`: the empty board."""
 
     generation: int
     rc: int
     inspection: Any = None
     detail: str | None = None
+    before: Holdings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUnconfigured:
-    """Answer to `UnconfigureDevice`."""
+    """Answer to `UnconfigureDevice`; `after`: what the board still holds."""
 
     generation: int
     rc: int
+    after: Holdings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from calculet_core.clock import MS, S
 from calculet_core.config import AdmissionConfig, BatchConfig, ExecutorConfig, RecoveryConfig, SchedulerConfig, TenantConfig
 from calculet_core.history import Event
 from calculet_core.ids import WireKey
-from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_core.jobs import Completion, EngineBank, Holdings, Job, JobKind, JobTimings, OutputStatus, ReturnCode
 from calculet_core.requests import InferenceRequest, Prompt, SamplingParams, SequenceState, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
@@ -217,6 +217,9 @@ class Driver:
         self.records: list[Event] = []
         self.exit: actions.Exit | None = None
         self.reset_rc = self.configure_rc = self.unconfigure_rc = ReturnCode.OK
+        self.held_before: Holdings | None = None
+        self.held_after: list[Holdings] = []
+        """What the unconfigured board shows, one answer after the other; the last one stays."""
         self.release_rcs: list[ReturnCode] = []
         self.verify_error: str | None = None
         self.inspection: Inspection | None = None
@@ -414,12 +417,15 @@ class Driver:
         rc = self.configure_rc
         if rc == ReturnCode.OK:
             self.board.configure()
-        answer = events.DeviceConfigured(action.generation, rc, self.inspection or self.board.inspect() if rc == 0 else None)
+        found = self.inspection or self.board.inspect() if rc == 0 else None
+        answer = events.DeviceConfigured(action.generation, rc, found, before=self.held_before)
         self.call_at(self.now + 1 * MS, lambda: self.feed(answer))
 
     def _unconfigure(self, action: actions.UnconfigureDevice) -> None:
-        rc = self.unconfigure_rc
-        self.call_at(self.now + 1 * MS, lambda: self.feed(events.DeviceUnconfigured(action.generation, rc)))
+        rc, after = self.unconfigure_rc, self.held_after[0] if self.held_after else None
+        if len(self.held_after) > 1:
+            self.held_after.pop(0)
+        self.call_at(self.now + 1 * MS, lambda: self.feed(events.DeviceUnconfigured(action.generation, rc, after)))
 
     def _reset(self, action: actions.ResetDevice) -> None:
         rc = self.reset_rc

@@ -6,7 +6,9 @@ holds what must survive; `log_dir` holds journals.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +156,17 @@ class Fleet:
         if config.model_alias != alias:
             raise ConfigError(f"{path}: $.model_alias: {config.model_alias!r}, but {self.path} uses it for {alias!r}")
         return config
+
+    def fingerprint(self) -> str:
+        """Stands for all that the configuration says now: the fleet's file, its scheduler files, trusted keys; what cannot be read
+        counts as empty."""
+        named = [self.resolve(model.scheduler) for model in self.config.models if model.scheduler is not None]
+        digest = hashlib.sha256()
+        for path in (self.path, *named, *map(self.resolve, self.config.trusted_keys)):
+            with suppress(OSError):
+                digest.update(read_bounded(path))
+            digest.update(b"\0")
+        return digest.hexdigest()
 
     def check_profiles(self, alias: str, board: BoardConfig, proven: tuple[int, ...], digest: str) -> None:
         """Whether an artifact with the `proven` compiled batches has what the board, or else the alias's scheduler file, asks for.

@@ -41,6 +41,8 @@ class Link:
         self.endpoint, self._strangers = endpoint, strangers
         self._loop, self._socket, self._on_frames = asyncio.get_running_loop(), socket, on_frames
         self._recheck = self._closed = False
+        self.received = 0
+        """Messages that were read."""
         self.dropped = 0
         """Sends that ZeroMQ refused: no peer, or its high-water mark."""
         self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
@@ -91,6 +93,7 @@ class Link:
             except zmq.ZMQError as error:
                 log.error("link %s: %s", self.endpoint, error)
                 return
+            self.received += 1
             try:
                 self._on_frames(frames)
             except Exception:

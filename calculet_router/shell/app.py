@@ -26,6 +26,7 @@ import msgspec
 import zmq
 
 from calculet_core import wire
+from calculet_core.clock import MS, S
 from calculet_core.config import AdmissionConfig
 from calculet_core.errors import CalculetError, ConfigError, ExitCode, ShuttingDown
 from calculet_core.history import Event
@@ -73,7 +74,9 @@ NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
 RECOVERY_GRACE_S = 2.0
 """Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
 OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
-OF_BOTH = (events.WorkerEnded, events.TimePassed)
+OF_BOTH = (events.WorkerEnded, events.TimePassed, events.Overslept)
+STALL_NS = 1 * S
+"""Between two of its own ticks: longer (or half of what a worker may be silent), and this process did not run."""
 log = logging.getLogger("calculet.router")
 
 
@@ -104,6 +107,8 @@ class RouterApp:
         self._stop = asyncio.Event()
         self._hurry = False
         self._signals = 0
+        self._awake_ns = time.monotonic_ns()
+        self._stall_ns = min(STALL_NS, min(config.worker_silence_ms, config.accept_timeout_ms) * MS // 2)
         self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
             self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
@@ -272,6 +277,10 @@ class RouterApp:
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher, and do what it wants."""
         perform, write, now_ns, kind = self._perform, self.journal.append, time.monotonic_ns(), type(event)
+        if (slept_ns := now_ns - self._awake_ns) > self._stall_ns:
+            self._woke(slept_ns, now_ns)
+        if kind is events.TimePassed:
+            self._awake_ns = now_ns
         found = (self.lookups if kind in OF_LOOKUPS else self.dispatcher).handle(event, now_ns)
         if kind in OF_BOTH:
             found += self.lookups.handle(event, now_ns)
@@ -282,6 +291,16 @@ class RouterApp:
                 write(action)
             else:
                 perform[type(action)](action)
+
+    def _woke(self, slept_ns: int, now_ns: int) -> None:
+        """Before anything is judged: what was said meanwhile counts, and everybody hears that we are back."""
+        log.warning("stood still for %.1f s: no worker is blamed for that", slept_ns / S)
+        self._awake_ns = now_ns
+        self.feed(events.Overslept(slept_ns))
+        self._load_view()
+        self._report()
+        for link in list(self._links.values()):
+            link.renew()
 
     def _send(self, action: actions.Send) -> None:
         link, message = self._links.get((action.board, action.epoch)), action.message

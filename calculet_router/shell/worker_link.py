@@ -22,7 +22,7 @@ from calculet_router import events
 GREETING_S = 0.02
 """Between greetings that nobody has taken yet."""
 LAST_WORDS_S = 0.001
-"""From a process's end to saying so: what it sent just before is still on its way through ZeroMQ's thread."""
+"""From a process's end, or its last message, to saying so: what it sent just before is still on its way through ZeroMQ's thread."""
 log = logging.getLogger("calculet.worker_link")
 
 
@@ -62,6 +62,12 @@ class WorkerLink:
         for message in outbox:
             if not send(encode(message)) and (unsent := unsent_event(self.board, self.epoch, message)) is not None:
                 self._feed(unsent)
+
+    def renew(self) -> None:
+        """Greet and renew the lease at once, before anything else is sent: the worker may have given us up."""
+        if not self._closed:
+            self._timer.cancel()
+            self._renew()
 
     def close(self) -> None:
         """Twice is fine."""
@@ -122,9 +128,15 @@ class WorkerLink:
     def _process_ended(self) -> None:
         self._unwatch()
         log.warning("board %s: worker process %d (epoch %d) ended", self.board, self._pid, self.epoch)
-        ended = events.WorkerEnded(self.board, self.epoch, "died")
         self._timer.cancel()
-        self._timer = self._loop.call_later(LAST_WORDS_S, self._feed, ended)
+        self._timer = self._loop.call_later(LAST_WORDS_S, self._last_words, self._link.received)
+
+    def _last_words(self, received: int) -> None:
+        """It is declared dead once nothing more of what it said comes out: much may have waited while this process stood still."""
+        if self._link.received > received:
+            self._timer = self._loop.call_later(LAST_WORDS_S, self._last_words, self._link.received)
+        else:
+            self._feed(events.WorkerEnded(self.board, self.epoch, "died"))
 
 
 def unsent_event(board: str, epoch: int, message: wire.Submit | wire.Cancel | wire.Lookup) -> events.Event | None:

@@ -76,3 +76,8 @@ def ask(fleet: Fleet, verb: str, **arguments: Any) -> dict[str, Any]:
         end(UNREACHABLE, error.message, error.hint)
     except ControlError as error:
         end(ExitCode.FAILURE, error.message, error.hint)
+
+
+def say_drain(what: str, limit_s: float, key: str, code: str) -> None:
+    """Before an act: how long running answers may still take, where that is configured, and how longer ones end."""
+    click.echo(f"{what}: running answers may take {limit_s:g} s more ({key}); longer ones end with the error {code}", err=True)

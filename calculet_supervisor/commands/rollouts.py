@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calculet_supervisor.commands.common import ask, config_option, end, open_fleet
+from calculet_supervisor.commands.common import ask, config_option, end, open_fleet, say_drain
 
 if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
@@ -70,6 +70,7 @@ def load(alias: str, package: Path, config: Path, **options: Any) -> None:
     """
     fleet = open_fleet(config)
     where = package.resolve()
+    _say_drain(fleet, "each board that moves")
     _confirm(options.pop("yes"), f"Move {alias} to {where}?")
     _run(fleet, "load", options, alias=alias, package=str(where))
 
@@ -82,6 +83,7 @@ def load(alias: str, package: Path, config: Path, **options: Any) -> None:
 def rollback(alias: str, config: Path, **options: Any) -> None:
     """Move ALIAS back to the artifact before; a rollout that is under way is turned round."""
     fleet = open_fleet(config)
+    _say_drain(fleet, "each board that moves")
     _confirm(options.pop("yes"), f"Move {alias} back?")
     _run(fleet, "rollback", options, alias=alias)
 
@@ -103,6 +105,7 @@ def promote(alias: str, config: Path) -> None:
 def unload(alias: str, config: Path, yes: bool, detach: bool) -> None:
     """Drain and empty the boards of ALIAS: it answers 503 until it is loaded again."""
     fleet = open_fleet(config)
+    _say_drain(fleet, "each board")
     _confirm(yes, f"{alias} will answer 503 until it is loaded again. Unload it?")
     boards = ask(fleet, "unload", alias=alias)["boards"]
     while not detach and (left := _held(fleet, boards)):
@@ -141,6 +144,10 @@ def _confirm(yes: bool, question: str) -> None:
     if not sys.stdin.isatty():
         end(2, "nobody is there to ask", "say --yes")
     click.confirm(question, abort=True, err=True)
+
+
+def _say_drain(fleet: Fleet, what: str) -> None:
+    say_drain(what, fleet.config.rollout.drain_timeout_ms / 1000, "rollout.drain_timeout_ms", "model_draining")
 
 
 def _run(fleet: Fleet, verb: str, options: dict[str, Any], **arguments: Any) -> None:

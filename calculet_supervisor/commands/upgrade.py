@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import UNREACHABLE, config_option, end, open_fleet
+from calculet_supervisor.commands.common import UNREACHABLE, config_option, end, open_fleet, say_drain
 
 
 @click.command()
@@ -37,6 +37,11 @@ def upgrade(config: Path, dry_run: bool, allow_downtime: bool, board_timeout_s: 
         steps = upgrading.plan(fleet, allow_downtime=allow_downtime)
         if not dry_run and os.geteuid() != 0:
             raise Refusal("only root may restart services", "use sudo, or look with --dry-run")
+        if any("router" in unit for unit in steps.units):
+            say_drain("each router", fleet.config.router.drain_timeout_s, "router.drain_timeout_s", "shutting_down")
+        if steps.boards:
+            limit_ms = fleet.config.supervision.drain_timeout_ms
+            say_drain("each board", limit_ms / 1000, "supervision.drain_timeout_ms", "shutting_down")
         for board, why in steps.left_alone.items():
             click.echo(f"calculet: {board} is left alone: {why}", err=True)
         for unit in steps.units:

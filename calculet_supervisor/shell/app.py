@@ -45,7 +45,7 @@ from calculet_supervisor.shell.reloading import may_reload
 from calculet_supervisor.shell.rollout_verbs import RolloutVerbs
 from calculet_supervisor.shell.rollouts import Rollouts
 from calculet_supervisor.shell.sightings import Sightings
-from calculet_supervisor.shell.spending import Spending
+from calculet_supervisor.shell.spending import Asides, Spending
 from calculet_supervisor.shell.status import outlook
 from calculet_supervisor.shell.store import Memory, Store, Wanted
 from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
@@ -64,6 +64,7 @@ from calculet_supervisor.world import (
     Note,
     Publish,
     Send,
+    SetAside,
     Spawn,
     Terminate,
 )
@@ -85,13 +86,14 @@ class Supervisor:
     def __init__(self, fleet: Fleet, packages: dict[str, Package], store: Store, memory: Memory) -> None:
         config, self._loop = fleet.config, asyncio.get_running_loop()
         self.fleet, self.store, self.wanted = fleet, store, dict(memory.boards)
-        self._spending = Spending(store)
+        self._spending, self._asides = Spending(store), Asides(store)
         self.sightings = Sightings()
         self.sightings.generation = max((board.generation for board in memory.view.boards), default=0)
         self.resets = Resets({board.name: reset_limit(fleet, board.name) for board in config.boards}, _spends(memory, "reset"))
         self.reconciler = Reconciler(
-            config.supervision, self.resets, random.Random(), memory.view, _spends(memory, "restart")
-        )
+            config.supervision, self.resets, random.Random(), memory.view, _spends(memory, "restart"), memory.asides,
+            _fingerprint(fleet, packages),
+        )  # fmt: skip
         self.view = memory.view
         self.started_s = time.monotonic()
         self.reloads = False
@@ -116,6 +118,7 @@ class Supervisor:
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
             Load: lambda action: self.begin(self._load(action)), Grant: lambda action: self.begin(self._grant(action)),
             Send: lambda action: self.send(action.board, action.message), Publish: self._publish, Note: self.note,
+            SetAside: lambda action: self.begin(self._asides.save(action.board, action.aside)),
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -207,8 +210,9 @@ class Supervisor:
         placement, swap = self.rollouts.placement(board)
         return BoardWish(
             placement, wanted.up and wanted.condemned is None, wanted.draining, wanted.min_epoch, swap,
-            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0, wanted.probation,
-            wanted.reset_generation, self.fleet.board(board).pool or "",
+            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0,
+            wanted.probation and not wanted.probation_reset, wanted.reset_generation, self.fleet.board(board).pool or "",
+            wanted.probation,
         )  # fmt: skip
 
     def out(self, board: str) -> str | None:
@@ -375,6 +379,8 @@ class Supervisor:
     def _settle_spends(self) -> None:
         if self._spending.owes:
             self.begin(self._spending.settle_all())
+        if self._asides.owes:
+            self.begin(self._asides.settle_all())
 
     def send(self, board: str, message: wire.Message) -> None:
         """To a board's worker, if it is connected."""
@@ -436,6 +442,11 @@ def reset_limit(fleet: Fleet, board: str) -> int:
     scheduler = fleet.scheduler_of(fleet.model_of(board).alias)
     own = scheduler.recovery if scheduler else RecoveryConfig()
     return (own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min
+
+
+def _fingerprint(fleet: Fleet, packages: dict[str, Package]) -> str:
+    """Another one: a worker that called its configuration wrong is worth another try."""
+    return "-".join((fleet.fingerprint(), *(package.digest for package in packages.values())))
 
 
 def _spends(memory: Memory, kind: str) -> dict[str, list[int]]:

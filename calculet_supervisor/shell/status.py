@@ -27,6 +27,7 @@ import msgspec
 from calculet_core.config import BoardConfig
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.worker_process import ProcessState
+from calculet_core.wire import WorkerReport
 from calculet_supervisor.health import SERVING
 from calculet_supervisor.life import Life
 from calculet_supervisor.reconcile import Reconciler
@@ -67,7 +68,7 @@ def board_status(
         "resets_left": resets.left(board.name, now_ns),
         "why": why(life, seen, condemned),
         "condemned": condemned,
-        "probation": wish.prove,
+        "probation": wish.probation,
         "process": life.state.name if life else "ABSENT",
         "failures": life.restarts.failures if life else 0,
         "restarts_left": life.restarts.left(now_ns) if life else None,
@@ -91,8 +92,16 @@ def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str
     if condemned is not None:
         return f"set aside: {condemned}"
     if report is not None:
-        return report.condemned or report.fault_detail or report.command_error or report.fault
+        wrong = report.condemned or report.fault_detail or report.command_error or report.fault
+        return wrong or (_waits_for_reset(life, report) if life else None)
     return life.why if life else None
+
+
+def _waits_for_reset(life: Life, report: WorkerReport) -> str | None:
+    answer = life.reset
+    if answer is None or answer.reason is None or (answer.epoch, answer.generation) != (report.epoch, report.generation):
+        return None
+    return f"waits for a reset before it is loaded: {answer.reason}"
 
 
 def outlook(life: Life | None, seen: BoardSeen, aside: str | None = None) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class Telemetry:
         limits: dict[str, float] = {"crashes.keep": config.crashes.keep, "crashes.max_bytes": config.crashes.max_bytes}
         sections = {
             "supervision": config.supervision, "supervision.restart": config.supervision.restart, "recovery": config.recovery,
+            "rollout": config.rollout,
         }  # fmt: skip
         for where, section in sections.items():
             for field in fields(section):

@@ -156,12 +156,13 @@ class Verbs:
             raise Refused(f"{verb} {board} was not done: another word about {board} is just being saved", "ask again")
         self._saving.add(board)
         try:
-            await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid, detail))
+            saved = await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid, detail))
         except (sqlite3.Error, OSError) as error:
             raise Refused(f"{verb} {board} could not be saved and was not done: {error}", "is the disk full?") from None
         finally:
             self._saving.discard(board)
-        supervisor.wanted[board] = wanted
+        assert saved is not None, "only what depends on a version can come too late"
+        supervisor.wanted[board] = saved  # whatever was decided by itself meanwhile
         data = {"verb": verb, "uid": caller.uid, "by_pid": caller.pid, "detail": detail}
         supervisor.note(Note(history.FLEET_ADMIN, board, data=data))
         supervisor.decide_soon()

@@ -2,7 +2,8 @@
 
 Threads. `submit`, `give_back`, `release`, `can_allocate`, `counters` and `telemetry` never block and are called from the actor's
 thread. `configure`, `inspect`, `reset_configuration`, `reset`, `wait_any` and `close` may block and are called from the one
-device thread; `wait_any` may run while the others are called. Apart from that no two calls overlap.
+device thread; `wait_any` may run while the others are called. `counters` and `telemetry` are also called from the device thread,
+before `configure` and after `reset_configuration`, and may run while the others do. Apart from that no two calls overlap.
 
 Completions may come out of order. A completion leases its output buffer until `give_back`; a device with no free output
 buffer answers `submit` with `DEVICE_BUSY`. A submitted job's input arrays belong to the device until the job completes.

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from calculet_core.clock import MS
-from calculet_core.jobs import JobHandle, ReturnCode
+from calculet_core.jobs import Holdings, JobHandle, ReturnCode
 from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
 from calculet_worker.device.base import Device
 from calculet_worker.events import (
@@ -129,7 +129,8 @@ class Executor:
         if isinstance(action, ConfigureDevice):
             return self._configure(action)
         if isinstance(action, UnconfigureDevice):
-            return DeviceUnconfigured(action.generation, self._code(self._device.reset_configuration))
+            rc = self._code(self._device.reset_configuration)
+            return DeviceUnconfigured(action.generation, rc, self._holdings())
         rc = self._code(self._device.reset)
         if rc == ReturnCode.OK:
             self._busy.change(-len(self._deadlines))
@@ -138,14 +139,27 @@ class Executor:
         return DeviceReset(rc)
 
     def _configure(self, action: ConfigureDevice) -> DeviceConfigured:
+        before = self._holdings()
         try:
             rc = self._device.configure(action.package, action.generation)
             if rc != ReturnCode.OK:
-                return DeviceConfigured(action.generation, int(rc))
-            return DeviceConfigured(action.generation, int(rc), self._device.inspect())
+                return DeviceConfigured(action.generation, int(rc), before=before)
+            return DeviceConfigured(action.generation, int(rc), self._device.inspect(), before=before)
         except Exception as error:
             log.exception("device: configuring failed")
-            return DeviceConfigured(action.generation, ReturnCode.OTHER, detail=f"{type(error).__name__}: {error}")
+            detail = f"{type(error).__name__}: {error}"
+            return DeviceConfigured(action.generation, ReturnCode.OTHER, detail=detail, before=before)
+
+    def _holdings(self) -> Holdings:
+        """What the device's own counters say that it holds."""
+        try:
+            used = [chip.memory_used_bytes for chip in self._device.telemetry()]
+            counters = self._device.counters()
+        except Exception as error:
+            log.exception("device: its counters cannot be read")
+            return Holdings(error=f"{type(error).__name__}: {error}")
+        known = [size for size in used if size is not None]
+        return Holdings(sum(known) if known and len(known) == len(used) else None, counters.pending, counters.left)
 
     def _code(self, call: Callable[[], ReturnCode]) -> int:
         try:

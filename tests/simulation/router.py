@@ -20,6 +20,7 @@ from calculet_router.aliases import Aliases
 from calculet_router.dispatch import Dispatcher
 from calculet_router.fleet import Roster
 from calculet_router.openai import Call
+from calculet_router.shell.app import STALL_NS
 from calculet_router.tenants import Tenants
 from simulation.processes import Process
 from simulation.scenario import TENANTS
@@ -87,9 +88,13 @@ class WorkerLink:
     def _renew(self) -> None:
         if self._closed:
             return
-        self._hello()
-        self.link.send(wire.encode(wire.Lease(self._router.incarnation, self.epoch, self._acked)))
+        self.renew()
         self._router.later(self._router.world.settings.router.lease_interval_ms * MS, self._renew)
+
+    def renew(self) -> None:
+        if not self._closed:
+            self._hello()
+            self.link.send(wire.encode(wire.Lease(self._router.incarnation, self.epoch, self._acked)))
 
     def _on_frames(self, frames: Frames) -> None:
         if self._closed:
@@ -134,9 +139,9 @@ class RouterHost(Process):
         self.dispatcher = Dispatcher(self.incarnation, settings.router, Roster(), aliases, tenants)
         self._links: dict[tuple[str, int], WorkerLink] = {}
         self._supervised = False
+        self._awake_ns = self.timeline.now
         self._requests = 0
-        if self.world.disk.file is not None:
-            self.feed(events.ViewPublished(msgspec.json.decode(self.world.disk.file, type=wire.FleetView)))
+        self._load_view()
         self._supervisor = Link(
             self.world, self, self.world.find_supervisor, f"control {self.name}", _accept, self._from_supervisor,
             b"router-%08x" % self.incarnation,
@@ -146,9 +151,24 @@ class RouterHost(Process):
         self.later(0, self._report_often)
         self.later(0, self._knock)
 
+    def _load_view(self) -> None:
+        if self.world.disk.file is not None:
+            self.feed(events.ViewPublished(msgspec.json.decode(self.world.disk.file, type=wire.FleetView)))
+
     # ---------------------------------------------------------------- the dispatcher
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher, and do what it wants."""
+        now = self.timeline.now
+        if (slept := now - self._awake_ns) > STALL_NS:
+            self.world.saw("router stood still")
+            self._awake_ns = now
+            self.feed(events.Overslept(slept))
+            self._load_view()
+            self._report()
+            for link in list(self._links.values()):
+                link.renew()
+        if isinstance(event, events.TimePassed):
+            self._awake_ns = now
         for action in self.dispatcher.handle(event, self.timeline.now):
             if self._crash_after is not None:
                 self.acted()

@@ -25,7 +25,7 @@ from calculet_supervisor.shell.app import STALL_NS
 from calculet_supervisor.shell.control import Caller
 from calculet_supervisor.shell.examining import Unfit, artifact_of
 from calculet_supervisor.shell.sightings import Sightings
-from calculet_supervisor.shell.spending import Spending
+from calculet_supervisor.shell.spending import Asides, Spending
 from calculet_supervisor.shell.store import Wanted
 from calculet_supervisor.world import (
     NOTHING_SEEN,
@@ -40,6 +40,7 @@ from calculet_supervisor.world import (
     Note,
     Publish,
     Send,
+    SetAside,
     Spawn,
     Terminate,
 )
@@ -68,7 +69,7 @@ class SupervisorHost(Process):
             [
                 (rollouts, "asyncio", loop), (rollouts, "time", clock), (rollouts, "examine", self._examine),
                 (rollouts, "read_package", world.package_at), (verbs, "asyncio", loop), (verbs, "time", clock),
-                (recovery, "time", clock), (rollout_verbs, "time", clock), (recovery_verbs, "time", clock), (rollouts, "log", SILENT), (recovery, "log", SILENT),
+                (recovery, "time", clock), (recovery, "asyncio", loop), (rollout_verbs, "time", clock), (recovery_verbs, "time", clock), (rollouts, "log", SILENT), (recovery, "log", SILENT),
             ]
         )  # fmt: skip
         self.serving = False
@@ -90,9 +91,11 @@ class SupervisorHost(Process):
         self.sightings.generation = max((board.generation for board in memory.view.boards), default=0)
         limit = settings.recovery.max_resets_per_10min
         self.resets = Resets(dict.fromkeys(world.boards, limit), _spends(memory.spends, "reset"))
-        self.reconciler = Reconciler(settings.supervision, self.resets, self.rng, memory.view, _spends(memory.spends, "restart"))
+        self.reconciler = Reconciler(
+            settings.supervision, self.resets, self.rng, memory.view, _spends(memory.spends, "restart"), memory.asides
+        )
         self.view = memory.view
-        self._spending = Spending(self.store)
+        self._spending, self._asides = Spending(self.store), Asides(self.store)
         self.started_s = world.timeline.monotonic()
         self.quarantined = dict(memory.quarantined)
         self.reconciler.attribution.failures = list(memory.failures)
@@ -113,6 +116,7 @@ class SupervisorHost(Process):
             Kill: self._kill, Load: lambda action: self.begin(self._load(action)),
             Grant: lambda action: self.begin(self._grant(action)), Send: lambda action: self.send(action.board, action.message),
             Publish: self._publish, Note: self.note,
+            SetAside: lambda action: self.begin(self._asides.save(action.board, action.aside)),
         }  # fmt: skip
         world.keeper.attach(self)
 
@@ -145,8 +149,8 @@ class SupervisorHost(Process):
         placement, swap = self.rollouts.placement(board)
         return BoardWish(
             placement, wanted.up and wanted.condemned is None, wanted.draining, wanted.min_epoch, swap,
-            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0, wanted.probation,
-            wanted.reset_generation,
+            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0,
+            wanted.probation and not wanted.probation_reset, wanted.reset_generation, probation=wanted.probation,
         )  # fmt: skip
 
     def out(self, board: str) -> str | None:
@@ -266,6 +270,8 @@ class SupervisorHost(Process):
         self.later(STORE_RETRY_NS, self._settle_spends)
         if self._spending.owes:
             self.begin(self._spending.settle_all())
+        if self._asides.owes:
+            self.begin(self._asides.settle_all())
 
     def _publish(self, action: Publish) -> None:
         idle, self._publishing = self._publishing is None, action

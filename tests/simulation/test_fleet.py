@@ -27,7 +27,7 @@ SOMETIMES = {
     "job lost", "lane lost", "messages were lost with a connection", "operator: drain", "operator: restart", "operator: resume",
     "operator: start", "operator: stop", "resent: failed", "resent: message_lost", "resent: refused", "resent: silent",
     "resent: unanswered", "resent: unsent", "resent: worker_lost", "reset denied", "reset granted", "router ignored: late",
-    "router saw a gap", "stale completion dropped", "supervisor stood still", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
+    "router saw a gap", "stale completion dropped", "supervisor stood still", "router stood still", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
     "worker could not send", "worker lost a router: lease", "worker stood still",
     "worker replaced: jobs in flight and no step", "worker replaced: no heartbeat",
 }  # fmt: skip

@@ -12,7 +12,19 @@ import pytest
 
 from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, S
-from calculet_core.jobs import Completion, EngineBank, Job, JobHandle, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_core.jobs import (
+    ChipTelemetry,
+    Completion,
+    DeviceCounters,
+    EngineBank,
+    Holdings,
+    Job,
+    JobHandle,
+    JobKind,
+    JobTimings,
+    OutputStatus,
+    ReturnCode,
+)
 from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
 from calculet_worker.events import (
     DeviceConfigured,
@@ -29,6 +41,9 @@ DEADLINE_S = 10.0
 PROFILE = BatchProfile("m", 1, 64, "int32", "float32", KvLayout("per_lane_contiguous", "bf16", 2))
 
 
+HELD = Holdings(memory_used_bytes=42, pending=1, left=2)
+
+
 class ScriptedBoard:
     """Answers with what it was given; `wait_any` returns what the test puts into `outcomes`."""
 
@@ -36,6 +51,7 @@ class ScriptedBoard:
         self.outcomes: queue.Queue[Any] = queue.Queue()
         self.submit_answer: ReturnCode | None = None
         self.code = ReturnCode.OK
+        self.chips: tuple[ChipTelemetry, ...] | None = (ChipTelemetry(memory_used_bytes=30), ChipTelemetry(memory_used_bytes=12))
         self.waits = 0
         self.stuck: threading.Event | None = None
         self.entered = threading.Event()
@@ -64,6 +80,14 @@ class ScriptedBoard:
 
     def inspect(self) -> str:
         return "the inspection"
+
+    def telemetry(self) -> tuple[ChipTelemetry, ...]:
+        if self.chips is None:
+            raise OSError("gone")
+        return self.chips
+
+    def counters(self) -> DeviceCounters:
+        return DeviceCounters(pending=1, finished=9, left=2, resets=0)
 
     def reset_configuration(self) -> ReturnCode:
         return self.code
@@ -121,7 +145,7 @@ def test_the_synchronous_reference_ends_every_job_before_it_returns(board: Scrip
     board.submit_answer = ReturnCode.DEVICE_BUSY
     assert executor.submit(a_submission(9)) == JobRefused(9, ReturnCode.DEVICE_BUSY)
     executor.perform(ConfigureDevice(1, None))
-    assert delivered.get_nowait() == DeviceConfigured(1, 0, "the inspection")
+    assert delivered.get_nowait() == DeviceConfigured(1, 0, "the inspection", before=HELD)
     assert executor.stop(DEADLINE_S) and board.closed_on == "MainThread"
 
 
@@ -207,15 +231,26 @@ def test_configuring_brings_the_inspection_or_what_went_wrong(
     executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
 ) -> None:
     executor.perform(ConfigureDevice(3, None))
-    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(3, 0, "the inspection")
+    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(3, 0, "the inspection", before=HELD)
     executor.perform(ConfigureDevice(4, ValueError("no such file")))
-    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(4, 255, detail="ValueError: no such file")
+    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(4, 255, detail="ValueError: no such file", before=HELD)
     board.code = ReturnCode.INVALID_SHAPE
     executor.perform(ConfigureDevice(5, None))
     executor.perform(UnconfigureDevice(5))
     executor.perform(ResetDevice("test"))
-    expected = [DeviceConfigured(5, 21), DeviceUnconfigured(5, 21), DeviceReset(21)]
+    expected = [DeviceConfigured(5, 21, before=HELD), DeviceUnconfigured(5, 21, HELD), DeviceReset(21)]
     assert [delivered.get(timeout=DEADLINE_S) for _ in range(3)] == expected
+
+
+def test_what_an_unconfigured_board_holds_is_read_or_it_is_said_why_not(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    board.chips = (ChipTelemetry(memory_used_bytes=30), ChipTelemetry())
+    executor.perform(UnconfigureDevice(3))
+    assert delivered.get(timeout=DEADLINE_S).after == Holdings(None, 1, 2), "a sum without a part is no sum"
+    board.chips = None
+    executor.perform(UnconfigureDevice(3))
+    assert delivered.get(timeout=DEADLINE_S).after == Holdings(error="OSError: gone")
 
 
 def test_the_device_is_closed_on_its_own_thread(executor: Executor, board: ScriptedBoard) -> None:
