@@ -257,11 +257,11 @@ class TenantConfig(_Section, frozen=True):
     weight: PositiveFloat = 1.0
     """Share of service against other tenants."""
     max_active: PositiveInt | None = None
-    """Requests admitted at once."""
+    """Requests let in and not ended, in the whole fleet."""
     max_waiting_tokens: PositiveInt | None = None
-    """Prompt tokens waiting at once."""
+    """Prompt tokens waiting for a lane, in the whole fleet."""
     requests_per_s: PositiveFloat | None = None
-    """Request rate; bursts of one second."""
+    """Request rate of the whole fleet; bursts of one second."""
     models: tuple[Alias, ...] = ()
     """Aliases that it may use; empty: all."""
     traffic_class: TrafficClass | None = None

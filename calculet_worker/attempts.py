@@ -100,14 +100,14 @@ class Attempts:
         serving = self.serving
         if seq is None or serving is None:
             return
-        ids, tenant = event.token_ids, seq.tenant
+        ids = event.token_ids
         count = len(ids)
         id_range = (int(ids.min()), int(ids.max())) if count else (0, 0)
         decision = serving.admission.decide(
             count,
             seq.request.max_new_tokens,
             id_range,
-            lambda size: serving.queue_state(tenant, count, size),
+            lambda size: serving.queue_state(seq, count, size),
             seq.deadline_ns,
             now_ns,
         )

@@ -17,6 +17,7 @@ from calculet_core.config import RecoveryConfig, TenantConfig
 from calculet_core.errors import DeviceBusy, ExitCode
 from calculet_core.faults import FAULT_POLICY, FaultKind, Response, fault_of_code
 from calculet_core.jobs import Completion, ReturnCode
+from calculet_core.limits import Limits, LocalLimits
 from calculet_core.requests import SequenceState
 from calculet_core.states.model_generation import ModelState
 from calculet_worker import events, views
@@ -44,7 +45,8 @@ Actions = list[Action]
 class Engine:
     """`limits` are the device's, `dram_bytes` the board's; `fleet_recovery` holds where the alias's scheduler says nothing else.
 
-    With a `stopwatch` (nanoseconds of CLOCK_MONOTONIC) steps are traced.
+    With a `stopwatch` (nanoseconds of CLOCK_MONOTONIC) steps are traced. `limits_of_waiting` is the ledger of what tenants let wait
+    on all boards, in prompt tokens; None: this board is alone.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Engine:
         tenants: tuple[TenantConfig, ...],
         dram_bytes: int,
         stopwatch: Callable[[], int] | None = None,
+        limits_of_waiting: Limits | None = None,
     ) -> None:
         self.board, self.epoch, self.pid, self.endpoint, self.limits = board, epoch, pid, endpoint, limits
         self._recorder = Recorder(board, epoch)
@@ -68,7 +71,8 @@ class Engine:
         self.pingpong = PingPong()
         self.control = Control(self.life, self.attempts, self.pingpong)
         registry = self.attempts.registry
-        self._lasting = Lasting(limits, tenants, registry, self._outbox, self._recorder, self.pingpong, stopwatch, seed)
+        waiting: Limits = LocalLimits() if limits_of_waiting is None else limits_of_waiting
+        self._lasting = Lasting(limits, tenants, registry, self._outbox, self._recorder, self.pingpong, stopwatch, seed, waiting)
         self.trial: Trial | None = None
         """Golden or warm-up that runs."""
         self.steps = 0
@@ -156,7 +160,9 @@ class Engine:
             serving.release_again(now_ns, out)
             while self.trial is not None and self.trial.stage_over:
                 self._advance_trial(serving, self.trial, now_ns, out)
-            if self.life.state in RUNS_JOBS and self.control.jobs_may_start:
+            runs = self.life.state in RUNS_JOBS and self.control.jobs_may_start
+            serving.admits = runs and self.trial is None
+            if runs:
                 serving.admit(self.trial is not None, now_ns, out)
                 submitted = self._busy_until_ns is None and self._submit_jobs(serving, now_ns, out)
         self._note_idle(now_ns)

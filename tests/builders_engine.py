@@ -22,6 +22,7 @@ from calculet_core.config import AdmissionConfig, BatchConfig, ExecutorConfig, R
 from calculet_core.history import Event
 from calculet_core.ids import WireKey
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_core.limits import Limits
 from calculet_core.requests import InferenceRequest, Prompt, SamplingParams, SequenceState, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
@@ -203,13 +204,15 @@ class Driver:
     def __init__(
         self, manifest: Manifest | None = None, package: Package | None = None, scheduler: SchedulerConfig | None = None,
         recovery: RecoveryConfig = RecoveryConfig(), tenants: tuple[TenantConfig, ...] = (TenantConfig("default"),), outputs: int = 2,
-        seed: int = 1,
+        seed: int = 1, limits_of_waiting: Limits | None = None,
     ) -> None:  # fmt: skip
         self.manifest = manifest or (package.manifest if package else a_manifest())
         self.package = package or a_package(self.manifest)
         self.scheduler = scheduler
         self.board = Board(self.manifest, outputs=outputs)
-        self.engine = Engine("board0", 1, 42, "ipc://x", self.board.limits, recovery, seed, tenants, 32 << 30)
+        self.engine = Engine(
+            "board0", 1, 42, "ipc://x", self.board.limits, recovery, seed, tenants, 32 << 30, limits_of_waiting=limits_of_waiting
+        )
         self.now = 1 * S
         self.faults: Iterator[Fault | None] = iter(())
         self.actions: list[actions.Action] = []
