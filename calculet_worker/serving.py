@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calculet_core import history
-from calculet_core.artifact import Package
+from calculet_core.artifact import LANE_FAULT_ISOLATION, Package
 from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
 from calculet_core.clock import MS
@@ -111,6 +111,8 @@ class Serving:
             max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.most
         )
         self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
+        self.isolated = LANE_FAULT_ISOLATION in manifest.abilities
+        """The artifact proves that a lane's fault is that lane's alone."""
         self.tracing = lasting.stopwatch is not None
         self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed, lasting.stopwatch)
         self.device_full = False
@@ -387,6 +389,11 @@ class Serving:
             self.buffers.quarantine(entry.job.job_id)
         for lane in list(self._owners):
             self.lose(lane, now_ns, out)
+
+    @property
+    def worn_out(self) -> bool:
+        """Lost lanes have left too little for the largest request that admission lets in."""
+        return not self.kv.could_reserve(self.admission.limit)
 
     def releasing(self, lane: int) -> bool:
         """Whether the runtime was asked to free the lane and has not confirmed."""

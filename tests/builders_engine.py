@@ -48,6 +48,10 @@ def reference(prompt: list[int], count: int) -> list[int]:
     return history[len(prompt) :]
 
 
+def text_of(prompt: list[int], count: int) -> str:
+    return b"".join(VOCABULARY[token] for token in reference(prompt, count)).decode()
+
+
 def a_profile(size: int, context: int = 64, mode: InactiveMode = InactiveMode.COMPACT) -> BatchProfile:
     policy = InactiveLanePolicy(mode=mode, kv_mode="toy", logits_returned=False, writes_kv=False)
     layout = KvLayout(kind="per_lane_contiguous", dtype="float16", bytes_per_token=2)
@@ -116,6 +120,8 @@ class Fault:
     late_ns: int | None = None
     status: OutputStatus = OutputStatus.DONE
     bad_row: int | None = None
+    failed_rows: tuple[int, ...] | None = None
+    """The device says that the status is about these alone; there are logits of the others."""
 
 
 class Board:
@@ -367,15 +373,19 @@ class Driver:
             self.call_at(action.deadline_ns + fault.late_ns, lambda: self._complete(job, Fault(), spent))
 
     def _complete(self, job: Job, fault: Fault, spent: int) -> None:
-        good = fault.status is OutputStatus.DONE and job.generation == self.engine.life.generation
+        good = (fault.status is OutputStatus.DONE or fault.failed_rows is not None) and job.generation == self.engine.life.generation
         logits = self.board.compute(job) if good and self.state != "RECOVERING" else None
         if logits is not None and fault.bad_row is not None:
             logits[fault.bad_row, 3] = np.nan
+        if logits is not None and fault.failed_rows:
+            logits[list(fault.failed_rows)] = np.nan
         self.board.buffers += 1
         self.board.leased.add(self.board.buffers)
         timings = JobTimings(wait_ns=spent)
         engine = self.board.completes_on
-        completion = Completion(job.job_id, job.generation, fault.status, logits, engine, timings, self.board.buffers)
+        completion = Completion(
+            job.job_id, job.generation, fault.status, logits, engine, timings, self.board.buffers, fault.failed_rows
+        )
         self.feed(events.JobCompleted(completion))
 
     def _give_back(self, action: actions.GiveBack) -> None:

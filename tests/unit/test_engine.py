@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders_engine import EOS, VOCABULARY, Driver, Fault, a_manifest, a_package, a_scheduler, next_token, reference
+from builders_engine import EOS, Driver, Fault, a_manifest, a_package, a_scheduler, next_token, reference, text_of
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
@@ -17,10 +17,6 @@ from calculet_core.requests import Prompt, SamplingParams, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
 from calculet_worker.answers import token_hash
-
-
-def text_of(prompt: list[int], count: int) -> str:
-    return b"".join(VOCABULARY[token] for token in reference(prompt, count)).decode()
 
 
 def one_lane(**admission: int) -> Driver:
