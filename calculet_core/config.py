@@ -89,7 +89,8 @@ class BatchConfig(_Section, frozen=True):
     token_sla_ms: PositiveInt | None = None
     """Longest time from a token to the next that a batching window may bring about. None: only deadlines end it."""
     thresholds: dict[PositiveInt, PositiveInt] = {}
-    """Profile -> from how many ready sequences on it is used. Absent: one more than the next smaller profile holds."""
+    """Profile -> from how many ready sequences on it is used; `calculet package derive-profiles` measures it. Absent: one
+    more than the next smaller profile holds."""
     hysteresis_steps: Natural = 2
     """Steps in a row that must ask for a smaller profile before it is taken."""
     max_ready_wait_steps: PositiveInt = 2

@@ -19,6 +19,7 @@ class _Group(click.Group):
     lazy = {
         "build-package": ("build_package", "build_package_command"),
         "keygen": ("build_package", "keygen_command"),
+        "derive-profiles": ("derive_profiles", "derive_command"),
         "prove": ("prove", "prove_command"),
     }
 
