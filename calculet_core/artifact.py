@@ -104,6 +104,8 @@ def incompatible(
 
 ABILITIES = ("incremental_prefill", "remove_tail", "lane_fault_isolation", "ping_pong_overlap", "batch_decode")
 """Names that `abilities` may have."""
+LANE_FAULT_ISOLATION = "lane_fault_isolation"
+"""A fault of one lane leaves what the others hold, and the rest of its job's output, as they should be."""
 
 
 class Manifest(_Section, frozen=True):

@@ -89,7 +89,8 @@ class BatchConfig(_Section, frozen=True):
     token_sla_ms: PositiveInt | None = None
     """Longest time from a token to the next that a batching window may bring about. None: only deadlines end it."""
     thresholds: dict[PositiveInt, PositiveInt] = {}
-    """Profile -> from how many ready sequences on it is used. Absent: one more than the next smaller profile holds."""
+    """Profile -> from how many ready sequences on it is used; `calculet package derive-profiles` measures it. Absent: one
+    more than the next smaller profile holds."""
     hysteresis_steps: Natural = 2
     """Steps in a row that must ask for a smaller profile before it is taken."""
     max_ready_wait_steps: PositiveInt = 2
@@ -260,11 +261,11 @@ class TenantConfig(_Section, frozen=True):
     weight: PositiveFloat = 1.0
     """Share of service against other tenants."""
     max_active: PositiveInt | None = None
-    """Requests admitted at once."""
+    """Requests let in and not ended, in the whole fleet."""
     max_waiting_tokens: PositiveInt | None = None
-    """Prompt tokens waiting at once."""
+    """Prompt tokens waiting for a lane, in the whole fleet."""
     requests_per_s: PositiveFloat | None = None
-    """Request rate; bursts of one second."""
+    """Request rate of the whole fleet; bursts of one second."""
     models: tuple[Alias, ...] = ()
     """Aliases that it may use; empty: all."""
     traffic_class: TrafficClass | None = None

@@ -99,6 +99,9 @@ class Completion:
     timings: JobTimings
     buffer_id: int
     """Output buffer that is leased to the receiver until `Device.give_back`."""
+    failed_rows: tuple[int, ...] | None = None
+    """With a status that is not `DONE`: the rows it is about; the others' logits hold. None: it is about the whole job. Believed
+    only where the artifact proves `lane_fault_isolation` (scheduling §7.4)."""
 
 
 @dataclass(frozen=True, slots=True)

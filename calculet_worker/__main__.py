@@ -20,6 +20,7 @@ class _Group(click.Group):
         "build-package": ("build_package", "build_package_command"),
         "fork-server": ("fork_server", "fork_server_command"),
         "keygen": ("build_package", "keygen_command"),
+        "derive-profiles": ("derive_profiles", "derive_command"),
         "prove": ("prove", "prove_command"),
     }
 

@@ -100,14 +100,14 @@ class Attempts:
         serving = self.serving
         if seq is None or serving is None:
             return
-        ids, tenant = event.token_ids, seq.tenant
+        ids = event.token_ids
         count = len(ids)
         id_range = (int(ids.min()), int(ids.max())) if count else (0, 0)
         decision = serving.admission.decide(
             count,
             seq.request.max_new_tokens,
             id_range,
-            lambda size: serving.queue_state(tenant, count, size),
+            lambda size: serving.queue_state(seq, count, size),
             seq.deadline_ns,
             now_ns,
         )
@@ -158,14 +158,15 @@ class Attempts:
             self._was_cancelled(seq, now_ns, out)
             self._let_go(seq, state, True, now_ns, out)
 
-    def drained(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
-        """The job of a sequence that was cancelled, or had failed, while it ran came home."""
+    def drained(self, seq: SequenceState, now_ns: int, out: list[Action], release: bool = True) -> None:
+        """The job of a sequence that was cancelled, or had failed, while it ran came home. `release` False: its lane is lost."""
         assert self.serving is not None
         if not seq.terminal:
             self.registry.drained(seq)
             self._was_cancelled(seq, now_ns, out)
             self.serving.fair.ended(seq)
-        self.serving.release(seq, now_ns, out)
+        if release:
+            self.serving.release(seq, now_ns, out)
 
     def _was_cancelled(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
         self.cancelled += 1

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calculet_core import history
-from calculet_core.artifact import Package
+from calculet_core.artifact import LANE_FAULT_ISOLATION, Package
 from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
 from calculet_core.clock import MS
 from calculet_core.config import SchedulerConfig, TenantConfig
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind
+from calculet_core.limits import Limits
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.request import RequestState
@@ -67,6 +68,8 @@ class Lasting:
     stopwatch: Callable[[], int] | None
     """Given while steps are traced: nanoseconds for measuring, never for deciding."""
     seed: int
+    limits_of_waiting: Limits
+    """The ledger of the prompt tokens that tenants let wait, on all boards."""
 
 
 class Serving:
@@ -98,8 +101,9 @@ class Serving:
         self.arbiter = Arbiter(config.queues)
         queues = config.queues
         self.fair = FairQueue(
-            lasting.tenants, config.fairness.cost_decode_weight, queues.medium_prefill_max_tokens, queues.max_long_prefills
-        )
+            lasting.tenants, config.fairness.cost_decode_weight, queues.medium_prefill_max_tokens, queues.max_long_prefills,
+            lasting.limits_of_waiting,
+        )  # fmt: skip
         cut = proven_cut(manifest, config.executor.max_prefill_tokens_per_job)
         self.prefill = PrefillQueues(config.queues, cut)
         self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY], durations.decode_ns)
@@ -108,12 +112,16 @@ class Serving:
             max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.most
         )
         self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
+        self.isolated = LANE_FAULT_ISOLATION in manifest.abilities
+        """The artifact proves that a lane's fault is that lane's alone."""
         self.tracing = lasting.stopwatch is not None
         self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed, lasting.stopwatch)
         self.device_full = False
         """The device's hint denies a lane that our accounting calls free: admission waits until it agrees, or all are free."""
         self.hold_ns: int | None = None
         """A step that waits for more sequences is due then."""
+        self.admits = False
+        """Whether waiting requests are given lanes at the end of the event that is being handled."""
         self._positions = np.arange(manifest.context, dtype=np.int32)
         self._positions.flags.writeable = False
         self._ready = [0, 0, 0, 0]
@@ -131,12 +139,12 @@ class Serving:
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
     # ---------------------------------------------------------------- waiting and admission
-    def queue_state(self, tenant: str, prompt_tokens: int, max_new_tokens: int) -> QueueState:
+    def queue_state(self, seq: SequenceState, prompt_tokens: int, max_new_tokens: int) -> QueueState:
         """The queue as a request of that size finds it."""
         fair = self.fair
         room = self.kv.can_reserve(prompt_tokens + max_new_tokens) and not (self.device_full and self.kv.busy_lanes)
-        free = room and fair.head() is None and fair.may_start(tenant, prompt_tokens)
-        return QueueState(free, len(fair), fair.tokens, fair.over_quota(tenant, prompt_tokens))
+        free = room and self.admits and fair.head() is None and fair.may_start(seq.tenant, prompt_tokens)
+        return QueueState(free, len(fair), fair.tokens, lambda: fair.take_quota(seq, prompt_tokens))
 
     def wait(
         self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False, queued: bool = False
@@ -382,6 +390,11 @@ class Serving:
             self.buffers.quarantine(entry.job.job_id)
         for lane in list(self._owners):
             self.lose(lane, now_ns, out)
+
+    @property
+    def worn_out(self) -> bool:
+        """Lost lanes have left too little for the largest request that admission lets in."""
+        return not self.kv.could_reserve(self.admission.limit)
 
     def releasing(self, lane: int) -> bool:
         """Whether the runtime was asked to free the lane and has not confirmed."""

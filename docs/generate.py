@@ -57,7 +57,10 @@ def errors() -> str:
 def faults() -> str:
     """The fault policy and the context operations."""
     rows = [
-        (f"`{kind}`", rule.response, rule.reset, "lost" if rule.kv_lost else "kept", f"`{rule.error_code}`")
+        (
+            f"`{kind}`", rule.response, rule.reset, "lost" if rule.kv_lost else "kept", f"`{rule.error_code}`",
+            "that lane's alone" if rule.confinable else "",
+        )
         for kind, rule in FAULT_POLICY.items()
     ]
     operations = [
@@ -65,8 +68,11 @@ def faults() -> str:
         for op, rule in CONTEXT_OPS.items()
     ]
     return (
-        "# Faults of a board\n\nOne response per fault (acceptance §12.2).\n\n"
-        + table(("fault", "response", "reset", "KV", "client's error"), rows)
+        "# Faults of a board\n\nOne response per fault (acceptance §12.2). By default it is the whole job's, and what it loses are all "
+        "lanes. Where the artifact proves `lane_fault_isolation` and it is known which lanes failed, the last column holds: their requests "
+        "fail, their KV is Unknown until the generation ends, all others go on, and the golden cases run before anything new is let in. "
+        "When too few lanes are left for the largest request, the board recovers as the other columns say.\n\n"
+        + table(("fault", "response", "reset", "KV", "client's error", "with proven isolation"), rows)
         + "\n# Context operations\n\nScheduling §9.3.\n\n"
         + table(("operation", "allowed", "needs the artifact's proof", "why"), operations)
     )

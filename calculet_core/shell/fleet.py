@@ -62,6 +62,10 @@ class Fleet:
         """Where a process serves its metrics: `router`, `supervisor`, `worker-BOARD`."""
         return self.run_dir / f"m-{process}.sock"
 
+    def limits(self, quantity: str) -> Path:
+        """The ledger in which the fleet's processes share tenants' limits: `active` of the routers, `waiting` of the workers."""
+        return self.run_dir / f"limits-{quantity}"
+
     # ---------------------------------------------------------------- files
     def board_lock(self, board: str) -> Path:
         """flock of the process that owns the board."""

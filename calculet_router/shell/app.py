@@ -34,6 +34,7 @@ from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
 from calculet_core.shell.journal import Journal
+from calculet_core.shell.limits import SharedLimits
 from calculet_core.shell.link import Frames, connect_dealer
 from calculet_core.shell.logs import keep_copy
 from calculet_core.shell.process import rss_bytes
@@ -72,7 +73,7 @@ MAX_VIEW_BYTES = 16 << 20
 NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
 """The prefix tells its files from those of other processes."""
 RECOVERY_GRACE_S = 2.0
-"""Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
+"""Beyond the lease of a killed router, before its requests are looked for in journals and no longer count as active."""
 OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
 OF_BOTH = (events.WorkerEnded, events.TimePassed, events.Overslept)
 STALL_NS = 1 * S
@@ -88,7 +89,10 @@ class RouterApp:
         self.fleet, self.config, self.name = fleet, config, name
         self._supervised = False
         self.incarnation = secrets.randbits(32) or 1
-        tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
+        limited = [tenant.name for tenant in fleet.config.tenants if tenant.max_active or tenant.requests_per_s]
+        grace_ns = 3 * config.lease_interval_ms * MS + int(RECOVERY_GRACE_S * S)
+        self._limits = SharedLimits(fleet.limits("active"), limited, grace_ns) if limited else None
+        tenants = Tenants(fleet.config.tenants, config.require_keys, self._limits)
         self._keys = KeyWatch(fleet.keys, tenants.take_keys)
         self._tls = open_tls(fleet, config.tls)
         self._scheme = "http" if self._tls is None else "https"
@@ -147,6 +151,8 @@ class RouterApp:
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(LOOK_S, self._keys.look)
+        if self._limits is not None:
+            self._every(SECOND_S, self._limits.sweep)
         if self._tls:
             self._every(TLS_LOOK_S, self._tls.look)
         self._every(REPORT_S, self._report)
@@ -262,6 +268,8 @@ class RouterApp:
         self._recovery.cancel()
         self.usage.close()
         self.journal.close()
+        if self._limits is not None:
+            self._limits.close()
 
     def _every(self, seconds: float, act: Callable[[], object]) -> None:
         def again() -> None:

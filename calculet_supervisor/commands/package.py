@@ -1,4 +1,4 @@
-"""`calculet package build|prove|sign|verify|show`: signed model packages."""
+"""`calculet package build|prove|derive-profiles|sign|verify|show`: signed model packages."""
 
 from __future__ import annotations
 
@@ -40,6 +40,16 @@ def prove(folder: Path, options: tuple[str, ...]) -> None:
     Without --key the result is only shown; with it the package takes it up and is signed anew.
     """
     sys.exit(subprocess.run([sys.executable, "-m", "calculet_worker", "prove", str(folder), *options], check=False).returncode)
+
+
+@package.command("derive-profiles", context_settings={"ignore_unknown_options": True})
+@click.argument("folder", type=FOLDER)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def derive_profiles(folder: Path, options: tuple[str, ...]) -> None:
+    """Measure on the device from how many sequences on each batch profile pays (`calculet-worker derive-profiles`, which explains
+    OPTIONS); prints `batch.profiles` and `batch.thresholds` for a scheduler file."""
+    command = [sys.executable, "-m", "calculet_worker", "derive-profiles", str(folder), *options]
+    sys.exit(subprocess.run(command, check=False).returncode)
 
 
 @package.command()

@@ -260,8 +260,8 @@ def take_over(fleet: Fleet) -> FileLock:
 
 
 def sweep(fleet: Fleet) -> None:
-    """Remove what processes that are no more have left in the run folder: sockets, exit classes."""
-    for pattern in ("*.sock", "exit-*.json"):
+    """Remove what processes that are no more have left in the run folder: sockets, exit classes, ledgers of limits."""
+    for pattern in ("*.sock", "exit-*.json", "limits-*"):
         for path in fleet.run_dir.glob(pattern):
             path.unlink(missing_ok=True)
 

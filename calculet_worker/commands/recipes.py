@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calculet_core.artifact import LANE_FAULT_ISOLATION
 from calculet_core.capacity import GIB
 from calculet_core.clock import MS
 from calculet_core.errors import ArtifactError
@@ -126,6 +127,15 @@ def sim_batch(folder: Path, options: Options) -> dict[str, Any]:
     return for_tests(folder, "sim-batch", "Batched decoding on the simulated board, for tests.", sizes, lanes, abilities, options)
 
 
+def sim_isolated(folder: Path, options: Options) -> dict[str, Any]:
+    """`sim-batch` as it would be if a lane's fault were proven to be that lane's alone."""
+    made = sim_batch(folder, options)
+    evidence = "tests/integration/test_lane_faults.py; the simulated board only, it proves nothing about an NPU"
+    abilities = {**made["abilities"], LANE_FAULT_ISOLATION: {"level": "C0", "evidence": evidence}}
+    description = "Batched decoding on the simulated board, whose lanes fail alone, for tests."
+    return {**made, "name": "sim-isolated", "description": description, "abilities": abilities}
+
+
 def sim_b1(folder: Path, options: Options) -> dict[str, Any]:
     """B1 with several lanes that take turns, for tests and benchmarks."""
     description = "One sequence a step on the simulated board, for tests."
@@ -163,6 +173,7 @@ def smollm2() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "qwen3-sim": lambda: Recipe(qwen3_sim, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
     "sim-batch": lambda: Recipe(sim_batch, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
+    "sim-isolated": lambda: Recipe(sim_isolated, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
     "sim-b1": lambda: Recipe(sim_b1, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
     "smollm2": smollm2,
 }

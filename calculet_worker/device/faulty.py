@@ -108,6 +108,17 @@ def write_firing(path: Path, board: str, firing: Firing) -> None:
         file.write(json.dumps(line).encode() + b"\n")
 
 
+def _with_exception(completion: Completion, job: Job | None, row: int | None) -> Completion:
+    if row is None or job is None:
+        return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=None)
+    row %= 1 if job.lane_valid is None else max(1, int(job.lane_valid.sum()))  # active rows come first
+    logits = completion.logits
+    if logits is not None:
+        logits = np.array(logits)
+        logits[row] = np.nan
+    return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=logits, failed_rows=(row,))
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Held:
     """A real completion that the caller does not get yet."""
@@ -217,7 +228,7 @@ class FaultyDevice:
                 self._held.append(_Held(completion, lanes, due_ns, isinstance(fault, StaleCompletion)))
                 return None
         if isinstance(fault, CcuException):
-            return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=None)
+            return _with_exception(completion, job, fault.row)
         if isinstance(fault, BadNumbers) and completion.logits is not None:
             logits = np.array(completion.logits)
             logits[fault.row % len(logits)] = fault.value

@@ -34,6 +34,7 @@ from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal, LineFile
+from calculet_core.shell.limits import SharedLimits
 from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
 from calculet_core.shell.packages import load_keys
 from calculet_core.shell.stacks import keep_stacks
@@ -108,10 +109,12 @@ class Worker:
         config = fleet.config
         self._fleet, self._board, self._epoch, self._device, self._keys = fleet, board, epoch, device, keys
         self._data_path = fleet.worker_socket(board.name, epoch)
+        limited = [tenant.name for tenant in config.tenants if tenant.max_waiting_tokens]
+        self._limits = SharedLimits(fleet.limits("waiting"), limited, 0) if limited else None
         self._engine = Engine(
             board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
             int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
-            time.monotonic_ns if config.trace.steps else None,
+            time.monotonic_ns if config.trace.steps else None, self._limits,
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
@@ -182,6 +185,8 @@ class Worker:
             if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
                 log.error("the device thread is stuck in the device; the process ends without it")
             self._journal.close()
+            if self._limits is not None:
+                self._limits.close()
             if self._tracer is not None:
                 self._tracer.close(time.monotonic_ns())
 

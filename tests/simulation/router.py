@@ -133,7 +133,7 @@ class RouterHost(Process):
 
     def _boot(self) -> None:
         settings = self.world.settings
-        tenants = self.tenants = Tenants(settings.tenants, self.timeline.now)
+        tenants = self.tenants = Tenants(settings.tenants)
         tenants.take_keys(KEYS)
         aliases = Aliases({self.world.alias: settings.scheduler.admission})
         self.dispatcher = Dispatcher(self.incarnation, settings.router, Roster(), aliases, tenants)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders_engine import EOS, VOCABULARY, Driver, Fault, a_manifest, a_package, a_scheduler, next_token, reference
+from builders_engine import EOS, Driver, Fault, a_manifest, a_package, a_scheduler, next_token, reference, text_of
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
@@ -12,14 +12,11 @@ from calculet_core.errors import InvalidValue
 from calculet_core.history import check
 from calculet_core.ids import WireKey
 from calculet_core.jobs import JobKind, OutputStatus, ReturnCode
+from calculet_core.limits import LocalLimits
 from calculet_core.requests import Prompt, SamplingParams, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
 from calculet_worker.answers import token_hash
-
-
-def text_of(prompt: list[int], count: int) -> str:
-    return b"".join(VOCABULARY[token] for token in reference(prompt, count)).decode()
 
 
 def one_lane(**admission: int) -> Driver:
@@ -233,6 +230,24 @@ def test_a_tenants_limits_hold_on_this_board() -> None:
     assert sum(one.ended for one in told) <= 2
     driver.until(lambda: all(one.ended for one in told))
     idle(driver)
+
+
+def test_what_a_tenant_lets_wait_is_limited_on_all_boards_together_and_given_back_whatever_becomes_of_it() -> None:
+    ledger, tenants = LocalLimits(), (TenantConfig("default"), TenantConfig("small", max_waiting_tokens=6))
+    here, there = (Driver(tenants=tenants, limits_of_waiting=ledger).ready() for _ in range(2))
+    lanes = here.manifest.lanes
+    running = [driver.submit(number, max_new_tokens=40, tenant="small") for driver in (here, there) for number in range(1, lanes + 1)]
+    assert ledger.total("small") == 0 and not any(one.refused for one in running), "who starts at once does not wait"
+    waits = here.submit(50, tenant="small")
+    leaves = there.submit(51, tenant="small")
+    assert [driver.submit(52, tenant="small").error for driver in (here, there)] == ["tenant_quota"] * 2 and ledger.total("small") == 6
+    there.cancel(51)
+    assert ledger.total("small") == 3 and not leaves.pieces
+    there.submit(53, tenant="small")
+    there.command(wire.DrainBoard)
+    assert ledger.total("small") == 3
+    here.until(lambda: waits.ended)
+    assert waits.finish == "length" and ledger.total("small") == 0
 
 
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"generation": 9}, {"digest": "e" * 64}, {"alias": "other"}])
