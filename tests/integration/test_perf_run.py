@@ -13,7 +13,7 @@ import pytest
 import yaml
 from builders_fleet import BIN, Fleet, Packages, free_port, until
 from builders_mock_server import a_mock_server
-from builders_perf_records import MANIFEST
+from builders_perf import MANIFEST
 
 from calculet_perf.joins import StepJoin
 from calculet_perf.records import RequestRecord
@@ -65,7 +65,11 @@ def test_a_foreign_server_is_measured_and_what_it_does_not_tell_is_null(tmp_path
     assert (info.status, info.foreign, info.context_tokens, info.injector_armed) == ("complete", True, None, None)
     assert [one.passed for one in info.golden] == [True, True]
     assert info.notes == ["the server tells nothing of its boards: device.jsonl is empty"]
-    assert {cut.what for cut in info.shortened} >= {"idle sampling", "warm-up of each shape", "samples of burst/b3/p4/o3/greedy/stream"}
+    assert {cut.what for cut in info.shortened} >= {
+        "idle sampling",
+        "warm-up of each shape",
+        "samples of burst/b3/p4/o3/greedy/stream",
+    }
     assert len(found) == 4 * 3 + 6 + 10 + 3
     assert all(record.ok and record.quality.clock_complete for record in found)
     for record in found:
@@ -113,7 +117,16 @@ def test_a_server_that_goes_away_ends_the_run_as_infrastructure(tmp_path: Path) 
     cells = [{"kind": "closed", "concurrency": [2], "prompt": 4, "output": 400, "requests": 60}]
     with a_mock_server(tmp_path, gap_ms=1) as server:
         manifest = files(tmp_path, server.url, cells)
-        command = [str(BIN / "calculet-perf"), "run", str(manifest), "--out", str(tmp_path / "run"), "--no-selftest", "--warmups", "0"]
+        command = [
+            str(BIN / "calculet-perf"),
+            "run",
+            str(manifest),
+            "--out",
+            str(tmp_path / "run"),
+            "--no-selftest",
+            "--warmups",
+            "0",
+        ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         until(lambda: len(server.log.read_text().splitlines()) > 10, "requests of the cell ended")
         server.stop()
@@ -177,7 +190,16 @@ def test_ctrl_c_keeps_what_is_done_and_resume_measures_the_rest(tmp_path: Path) 
     cells = [{"kind": "single", "prompts": [4], "outputs": list(range(20, 28)), "requests": 4}]
     with a_mock_server(tmp_path, gap_ms=4) as server:
         manifest = files(tmp_path, server.url, cells)
-        command = [str(BIN / "calculet-perf"), "run", str(manifest), "--out", str(tmp_path / "run"), "--no-selftest", "--warmups", "0"]
+        command = [
+            str(BIN / "calculet-perf"),
+            "run",
+            str(manifest),
+            "--out",
+            str(tmp_path / "run"),
+            "--no-selftest",
+            "--warmups",
+            "0",
+        ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         lines = tmp_path / "run" / "cases.jsonl"
         until(lambda: lines.exists() and len(lines.read_text().splitlines()) >= 2, "two cells done")
