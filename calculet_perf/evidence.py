@@ -122,6 +122,8 @@ class Evidence:
             found.append("a fault injector was armed")
         if self.info.foreign:
             found.append("foreign server: end-to-end numbers only")
+        if self.manifest is not None and self.manifest.server.tls is not None and not self.manifest.server.tls.verify:
+            found.append("the server's certificate was not verified: anybody may have answered")
         if self.info.status != "complete":
             found.append(f"status: {self.info.status}")
         return found

@@ -62,7 +62,7 @@ async def _main(
 
     name, asked_s, seconds, target_qps = stage
     with Screen(quiet=quiet) as screen:
-        client = client_of(inputs.manifest)
+        client = client_of(inputs)
         setup = await prepare(client, inputs, cut, need_cells=False)
         setup.plan.items.clear()
         info = new_info(setup, client.target.name, version("calculet"), inputs.sums, processes)
