@@ -126,7 +126,7 @@ async def _main(
             return Exit.PASS
         writer = RunWriter(folder, resume=resume)
         if (folder / INFO).exists():
-            info = _resumed(folder, inputs, setup)
+            info = resumed(folder, inputs, setup)
             setup.done = {(case.case, case.round) for case in RunReader(folder).cases()}
             drop_unfinished(folder, setup.done)
         else:
@@ -169,7 +169,7 @@ async def until_stopped(runner: Runner) -> None:
         raise error
 
 
-def verdict(info: RunInfo, folder: Path) -> int:
+def verdict(info: RunInfo, folder: Path, verb: str = "run") -> int:
     """The exit code of a run that ended, said in a line. What is proven to be wrong weighs more than an invalid measurement."""
     failed = [outcome.moment for outcome in info.golden if not outcome.passed]
     kept = [one for one in info.returned if not one.returned]
@@ -181,7 +181,7 @@ def verdict(info: RunInfo, folder: Path) -> int:
         click.echo(f"calculet-perf: resources did not come back: {names}", err=True)
         return Exit.CORRECTNESS
     if info.status == "interrupted":
-        click.echo(f"calculet-perf: interrupted; go on with: calculet-perf run ... --out {folder} --resume", err=True)
+        click.echo(f"calculet-perf: interrupted; go on with: calculet-perf {verb} ... --out {folder} --resume", err=True)
         return Exit.INFRASTRUCTURE
     if info.invalid:
         click.echo(f"calculet-perf: the measurement is invalid: {info.invalid[-1].message}", err=True)
@@ -243,7 +243,7 @@ async def prepare(client: HttpClient, inputs: Inputs, cut: Cut, *, need_cells: b
     return Setup(manifest, matrix, told, plan, sender, expected, set())
 
 
-def _resumed(folder: Path, inputs: Inputs, setup: Setup) -> RunInfo:
+def resumed(folder: Path, inputs: Inputs, setup: Setup) -> RunInfo:
     """The state of the run to go on with.
 
     Raises:

@@ -73,7 +73,7 @@ def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = (), fau
         reader.device(),
         reader.cases(),
         faults=_faults([folder / FAULTS, *faults]),
-        stage=_stage(folder / STAGE),
+        stage=read_stage(folder / STAGE),
         journal_resets=told.resets if told else (),
         deaths=told.deaths if told else None,
         broken_promises=told.broken if told else None,
@@ -119,7 +119,12 @@ def _faults(paths: Sequence[Path]) -> list[FaultRun] | None:
     return [outcome for path in found for outcome in read_lines(path, FaultRun)] if found else None
 
 
-def _stage(path: Path) -> StageRun | None:
+def read_stage(path: Path) -> StageRun | None:
+    """What stage a run was meant to be; None: none.
+
+    Raises:
+        RecordError: the file is not what it should be.
+    """
     if not path.exists():
         return None
     try:
