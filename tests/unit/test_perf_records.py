@@ -72,6 +72,12 @@ def test_durations_follow_the_formulas() -> None:
     assert (got.ttfh, got.ttfe, got.ttft, got.tpot, got.e2e) == (10, 11, 20, 10, 115)
 
 
+def test_tokens_per_second_of_a_request_are_those_after_the_first_over_its_decode_time() -> None:
+    assert a_request(tokens=11, tpot_ms=20).output_tokens_per_s == pytest.approx(10 / 0.2)
+    assert a_request(tokens=1).output_tokens_per_s is None
+    assert a_request(tokens=3, tpot_ms=0).output_tokens_per_s is None, "three tokens at once have no rate"
+
+
 @pytest.mark.parametrize("tokens", [None, 0, 1])
 def test_tpot_is_null_at_one_token_or_fewer(tokens: int | None) -> None:
     assert durations(ClientNs(request_start=0, first_token=1, last_token=1, response_end=2), tokens).tpot is None
