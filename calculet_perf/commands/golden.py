@@ -34,7 +34,7 @@ async def _golden(path: Path, file: Path | None, passes: int | None) -> int:
     from calculet_perf.plan import Cut
 
     inputs = read_inputs(path)
-    client = client_of(inputs.manifest)
+    client = client_of(inputs)
     setup = await prepare(client, inputs, Cut())
     sender = setup.sender
     expected = {} if file is not None else setup.expected.hashes

@@ -157,10 +157,25 @@ def _stability(run: RunReport) -> Section:
         "Counted resources must be back at their baseline; memory is judged by the trend of blocks, calibrated by an injected leak."
     )
     head = ("", "board", "resource", "baseline", "last", "slope per hour", "why")
+    tables = [Table(head, rows, frozenset({3, 4, 5}), states)] if rows else []
+    if run.cpu:
+        cores = [
+            (use.board, _share(use.idle_share), f"{use.idle_s:,.0f}", _share(use.load_share), f"{use.load_s:,.0f}")
+            for use in run.cpu
+        ]
+        columns = ("CPU of the board's process", "of a core, idle", "seen, s", "of a core, under load", "seen, s")
+        tables.append(Table(columns, cores, frozenset({1, 2, 3, 4})))
+    swaps = run.swaps
+    lines = [f"model swaps: {swaps.loads} loads, {swaps.rollbacks} rollbacks, {swaps.refused} refused"] if swaps else []
     return Section(
         "stability",
         "Resources and temperature",
         lead if rows else "No resources were seen.",
-        [Table(head, rows, frozenset({3, 4, 5}), states)] if rows else [],
+        tables,
         [picture for picture in [heat, *pictures] if picture],
+        lines,
     )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -13,7 +13,8 @@ import numpy as np
 from calculet_perf.agreement import Disagreement
 from calculet_perf.cells import METRICS, Cell
 from calculet_perf.comparison import Comparison
-from calculet_perf.evidence import Evidence, Reset, Slow, TimelinePoint
+from calculet_perf.cpu_use import CpuUse
+from calculet_perf.evidence import Evidence, Reset, Slow, Swaps, TimelinePoint
 from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, DeviceTotals
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, NotApplicable, Returned, SelfTest
@@ -48,6 +49,8 @@ class CellReport(msgspec.Struct, kw_only=True):
     """95 % interval, by blocks of the window's parts, which depend on each other; null: too few parts."""
     tokens_per_s_per_request: float | None
     """The same over the concurrency."""
+    output_tokens_per_s_p50: float | None
+    """Of one request, (tokens - 1) over its decode time, at the median (acceptance §2.2); null: no TPOT."""
     fill_ratio: float | None
     """Active over compiled lanes, and the share of lane steps that was not used; means of rounds."""
     lane_waste: float | None
@@ -109,6 +112,12 @@ class RunReport(msgspec.Struct, kw_only=True):
     resets: list[Reset]
     faults: list[FaultRun] | None
     leaks: list[Finding]
+    cpu: list[CpuUse]
+    """Of the boards' processes, idle and under load."""
+    swaps: Swaps | None
+    """Model swaps by the supervisor's journal; null: no journals were given."""
+    notes: list[str]
+    """What the run noted that no rule judges, as an idle phase that was not steady (acceptance §8.2)."""
     disagreements: list[Disagreement]
     compared_answers: int
     timeline: list[TimelinePoint]
@@ -202,6 +211,9 @@ def run_report(evidence: Evidence, seed: int) -> RunReport:
         resets=evidence.resets,
         faults=evidence.faults,
         leaks=evidence.leaks,
+        cpu=evidence.cpu,
+        swaps=evidence.swaps,
+        notes=info.notes,
         disagreements=evidence.disagreements,
         compared_answers=evidence.compared_answers,
         timeline=evidence.timeline,
@@ -219,6 +231,7 @@ def _cell(cell: Cell, seed: int) -> CellReport:
     rates = list(cell.tokens_per_s().values())
     rate = _mean(rates)
     low, high = _rate_interval(cell, rate, seed)
+    tpot = summaries["tpot"].quantiles["p50"].value if "tpot" in summaries else None
     return CellReport(
         cell=cell.id,
         stratum=cell.stratum,
@@ -236,6 +249,7 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         tokens_per_s_low=low,
         tokens_per_s_high=high,
         tokens_per_s_per_request=rate / cell.concurrency if rate is not None and cell.concurrency else None,
+        output_tokens_per_s_p50=1e3 / tpot if tpot else None,
         fill_ratio=_mean(cell.fill_ratios),
         lane_waste=_mean(cell.lane_wastes),
         coalesced=cell.coalesced,

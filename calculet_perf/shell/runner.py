@@ -352,7 +352,7 @@ def new_info(setup: Setup, target: str, version: str, sums: tuple[str, str], pro
     return RunInfo(
         run_id=setup.manifest.run_id, perf_version=version, manifest_sha256=sums[0], matrix_sha256=sums[1],
         matrix_name=setup.matrix.name, started_utc=utc_now(), boot_id=boot_id(), ntp_offset_ms=ntp_offset_ms(), target=target,
-        foreign=setup.facts.foreign, context_tokens=setup.facts.context, processes=processes,
+        foreign=setup.facts.foreign, context_tokens=setup.facts.context, backend=setup.facts.backend, processes=processes,
         planned=[item.name for item in plan.items],
         not_applicable=plan.not_applicable, shortened=plan.shortened, exclusions=list(EXCLUSIONS),
     )  # fmt: skip
