@@ -2,8 +2,8 @@
 
 A link within the repository must lead to a file or folder that is there and, where it names an anchor, to a heading of that page
 (GitHub's rule for anchors). Nothing may lead out of the repository. Addresses on the web are only looked at, never fetched: they
-must be https, a loopback address or one of the examples' hosts. A page that cannot be reached from README.md by links is lost, and that is an
-error too. Run by `make docs`; a test holds it.
+must be https, a loopback address or one of the examples' hosts. A page that cannot be reached from README.md by links is lost, and
+that is an error too. Run by `make docs`; a test holds it.
 """
 
 from __future__ import annotations
