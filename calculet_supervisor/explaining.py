@@ -84,6 +84,7 @@ def _summary(request: int, own: Sequence[Event]) -> str:
     what = f"{request_id_text(request)}"
     if accepted is not None:
         what += f", model {accepted.data.get('model')}, tenant {accepted.data.get('tenant')}"
+        what += f", trace {accepted.data['trace']}" if accepted.data.get("trace") else ""
     tries = f"{len(sent)} attempt{'s' if len(sent) != 1 else ''} ({', '.join(str(event.board) for event in sent)})"
     if done is None:
         return f"{what}: not ended as far as the journals go; {tries}"
