@@ -376,6 +376,26 @@ class TraceConfig(_Section, frozen=True):
     """Older files to keep."""
 
 
+class TracingConfig(_Section, frozen=True):
+    """OpenTelemetry spans of requests, for a collector; needs `pip install 'calculet[otel]'`. Headers for the collector, a key say,
+    come from the environment variable OTEL_EXPORTER_OTLP_HEADERS and are nowhere written."""
+
+    endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = None
+    """The collector, OTLP over HTTP: `http://127.0.0.1:4318`; without a path `/v1/traces` is added. None: no spans."""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Share of the requests that came without a `traceparent` to trace. A client's own decision is followed."""
+    jobs: bool = False
+    """Also a span for each sequence's part of each device job: two a token, for hours of search and not for every day."""
+    max_queue: PositiveInt = 8192
+    """Spans that may wait to be sent, and attempts that a worker follows at once; what is beyond is dropped and counted."""
+    batch: PositiveInt = 512
+    """Spans in one message to the collector."""
+    interval_ms: PositiveInt = 1000
+    """Longest that a span waits for others to be sent with."""
+    timeout_ms: PositiveInt = 5000
+    """How long a collector may take for one message, with all its repetitions."""
+
+
 class CrashConfig(_Section, frozen=True):
     """What is kept of workers' crashes, in `crashes` of the log folder."""
 
@@ -409,6 +429,7 @@ class FleetConfig(_Section, frozen=True):
     crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
     trace: TraceConfig = TraceConfig()
+    tracing: TracingConfig = TracingConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 

@@ -152,6 +152,9 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("process", "calculet_process_max_fds", "gauge", "File descriptors that it may open", ("process",)),
     Metric("process", "calculet_process_start_timestamp_seconds", "gauge", "When it started, seconds since 1970", ("process",)),
     Metric("process", "calculet_process_journal_lost", "counter", "Journal and trace lines that no disk took", ("process",)),
+    Metric("process", "calculet_process_spans_queued", "gauge", "Spans that wait to be sent to the collector (tracing.max_queue)", ("process",)),
+    Metric("process", "calculet_process_spans_exported", "counter", "Spans that the collector took", ("process",)),
+    Metric("process", "calculet_process_spans_lost", "counter", "Spans that the queue had no room for, or that no collector took", ("process",)),
 )  # fmt: skip
 
 

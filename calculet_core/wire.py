@@ -55,6 +55,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True):
     accepted_ns: int
     want_token_ids: bool = False
     echo: bool = False
+    traceparent: str | None = None
+    """W3C Trace Context: the parent of the worker's spans."""
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True):

@@ -22,7 +22,7 @@ class Ticket(msgspec.Struct):
     created_s: int
     digest: str = ""
     headers: bytes = b""
-    """What the answer's head says of the tenant's limits: whole lines."""
+    """What the answer's head says of the tenant's limits and of the trace: whole lines."""
 
 
 class Opened(msgspec.Struct, frozen=True):

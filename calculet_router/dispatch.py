@@ -26,6 +26,7 @@ from calculet_core.errors import (
 from calculet_core.history import Event as Entry
 from calculet_core.ids import make_request_id, request_id_text
 from calculet_core.requests import SamplingParams
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import AliasView, Cancel, ErrorInfo, Piece, Submit
 from calculet_router import actions, events
 from calculet_router.actions import Action, Deliver, Send, Ticket
@@ -35,6 +36,7 @@ from calculet_router.fleet import LinkState, Roster, Worker
 from calculet_router.flights import Flight, Ongoing
 from calculet_router.openai import Call
 from calculet_router.retry import RETRY, Trouble, last_word
+from calculet_router.spans import attempt_span
 from calculet_router.tenants import Identity, Tenants
 from calculet_router.versions import Tally
 
@@ -101,7 +103,10 @@ class Dispatcher:
     def _call_arrived(self, event: events.CallArrived, now_ns: int, out: Out) -> None:
         call, owner = event.call, event.owner
         first_id = self._mint(call.choices)
+        trace = event.trace
         ticket = Ticket(request_id_text(first_id), event.created_s)
+        if trace is not None:
+            ticket.headers = b"traceparent: %b\r\n" % trace.text().encode()
         out.append(actions.Opened(owner, ticket))
         identity = event.identity or self.tenants.anonymous
         tenant = identity.tenant
@@ -113,13 +118,14 @@ class Dispatcher:
             self._refuse(event, identity, alias, now_ns, out)
             return
         error = self._over_limits(tenant, call.choices, now_ns)
-        ticket.headers = self.tenants.headers(tenant, now_ns)
+        ticket.headers += self.tenants.headers(tenant, now_ns)
         if error:
             self._refuse(event, identity, error, now_ns, out)
             return
         deadline_ns = now_ns + self.aliases.deadline_ms(alias.alias, event.timeout_ms) * MS
         asked = event.timeout_ms is not None
         ongoing = Ongoing(owner, call, ticket, alias, identity, now_ns, deadline_ns, asked, call.choices, label=event.label)
+        ongoing.trace = trace
         self._calls[owner] = ongoing
         sampling = _with_defaults(call, alias)
         for index in range(call.choices):
@@ -132,6 +138,8 @@ class Dispatcher:
                 data["key"] = identity.key
             if event.label is not None:
                 data["label"] = event.label
+            if trace is not None:
+                data |= _traced(trace)
             if choice := index % call.n:
                 data["choice"] = choice
             out.append(
@@ -249,7 +257,7 @@ class Dispatcher:
         submit = Submit(
             flight.request_id, flight.attempt, worker.epoch, view.generation, view.digest, alias.alias, tenant.name, tenant.weight,
             flight.prompt, call.max_new_tokens, flight.sampling, call.stop, ongoing.deadline_ns, ongoing.deadline_asked,
-            ongoing.accepted_ns,
+            ongoing.accepted_ns, traceparent=None if ongoing.trace is None else _traceparent(ongoing.trace, flight),
         )  # fmt: skip
         out.append(Send(worker.board, worker.epoch, submit))
         out.append(
@@ -501,6 +509,21 @@ def _lost(worker: Worker, what: str) -> WorkerLost:
 
 def _error(info: ErrorInfo) -> CalculetError:
     return error_from_code(info.code, info.message, info.param, info.retry_after_s)
+
+
+def _traced(trace: TraceContext) -> dict[str, Any]:
+    """What a journal says of a call's trace: its id, and the span that is made of the events, if one is."""
+    data: dict[str, Any] = {"trace": trace.trace_id}
+    if trace.own and trace.sampled:
+        data["span"] = trace.span_id
+        if trace.parent is not None:
+            data["parent"] = trace.parent
+    return data
+
+
+def _traceparent(trace: TraceContext, flight: Flight) -> str:
+    """For the worker: below this attempt's span where we make one, else below the client's."""
+    return trace.text(attempt_span(trace.span_id, flight.request_id, flight.attempt) if trace.own else None)
 
 
 def _with_defaults(call: Call, alias: AliasView) -> SamplingParams:

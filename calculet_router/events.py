@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import FleetView, LookupAnswer, Tick, WorkerHello
 from calculet_router.openai import Call
 from calculet_router.tenants import Identity
@@ -29,6 +30,8 @@ class CallArrived(msgspec.Struct, frozen=True):
     timeout_ms: int | None = None
     label: str | None = None
     """The client's own request id."""
+    trace: TraceContext | None = None
+    """Where the call stands in a trace."""
 
 
 class ClientGone(msgspec.Struct, frozen=True):

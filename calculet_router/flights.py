@@ -12,6 +12,7 @@ import msgspec
 
 from calculet_core.errors import CalculetError
 from calculet_core.requests import Prompt, SamplingParams
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import AliasView
 from calculet_router.actions import Ticket
 from calculet_router.openai import Call
@@ -64,3 +65,4 @@ class Ongoing(msgspec.Struct, eq=False):
     flights: list[Flight] = []
     label: str | None = None
     """The client's own request id."""
+    trace: TraceContext | None = None

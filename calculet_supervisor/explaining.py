@@ -84,6 +84,7 @@ def _summary(request: int, own: Sequence[Event]) -> str:
     what = f"{request_id_text(request)}"
     if accepted is not None:
         what += f", model {accepted.data.get('model')}, tenant {accepted.data.get('tenant')}"
+        what += f", trace {accepted.data['trace']}" if accepted.data.get("trace") else ""
     tries = f"{len(sent)} attempt{'s' if len(sent) != 1 else ''} ({', '.join(str(event.board) for event in sent)})"
     if done is None:
         return f"{what}: not ended as far as the journals go; {tries}"
@@ -135,6 +136,35 @@ def _golden(event: Event, data: dict[str, Any]) -> str:
     return "golden cases passed" if data.get("passed") else f"golden cases failed: {data.get('detail')}"
 
 
+def _exited(event: Event, data: dict[str, Any]) -> str:
+    signal, code = data.get("signal"), data.get("code")
+    how = f"killed by signal {signal}" if signal else "the worker ended" if code is None else f"the worker ended with code {code}"
+    if data.get("reason"):
+        how += f" ({data['reason']})"
+    if data.get("commanded"):
+        return f"{how}, as it was told"
+    if data.get("quarantined"):
+        return f"{how}; not started again: its restart budget is spent"
+    wait = data.get("retry_in_ms")
+    return f"{how}; started again" + (f" in {wait} ms" if wait else "")
+
+
+def _started(event: Event, data: dict[str, Any]) -> str:
+    return f"the worker runs as pid {data.get('pid')}" + (", started by itself" if data.get("automatic") else "")
+
+
+def _reset_answer(event: Event, data: dict[str, Any]) -> str:
+    fault = f" after {data['fault']}" if data.get("fault") else ""
+    if data.get("reason"):
+        return f"no reset{fault}: {data['reason']}"
+    return f"a reset{fault}; {data.get('left')} left in the budget"
+
+
+def _admin(event: Event, data: dict[str, Any]) -> str:
+    detail = f" ({data['detail']})" if data.get("detail") else ""
+    return f"{data.get('verb')} by uid {data.get('uid')}{detail}"
+
+
 _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.REQUEST_ACCEPTED: lambda event, data: f"accepted: {_rest(data)}",
     history.REQUEST_SENT: _sent,
@@ -152,6 +182,13 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.BOARD_FAULT: lambda event, data: f"fault: {data.get('kind')}: {data.get('detail')}",
     history.BOARD_RESET: lambda event, data: f"the board was reset (rc {data.get('rc')})",
     history.BOARD_GOLDEN: _golden,
+    history.FLEET_WORKER_EXITED: _exited,
+    history.FLEET_WORKER_STARTED: _started,
+    history.FLEET_WORKER_ADOPTED: lambda event, data: f"the worker, pid {data.get('pid')}, was found alive",
+    history.FLEET_WORKER_KILLED: lambda event, data: f"the worker gets {data.get('signal')}: {data.get('reason')}",
+    history.FLEET_RESET_GRANTED: _reset_answer,
+    history.FLEET_RESET_DENIED: _reset_answer,
+    history.FLEET_ADMIN: _admin,
     history.FLEET_ROLLOUT: lambda event, data: f"rollout {data.get('rollout')} of {data.get('alias')}: {data.get('text')}",
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from calculet_core.metrics import metrics_of
 from calculet_core.shell.journal import LineFile
+from calculet_core.shell.spans import SpanSender
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_EXPOSITION_BYTES = 8 << 20
@@ -39,6 +40,9 @@ class ProcessCollector(Collector):
                 "calculet_process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
                 "calculet_process_start_timestamp_seconds": self._process.create_time(),
                 "calculet_process_journal_lost": LineFile.lost_by_process,
+                "calculet_process_spans_queued": SpanSender.queued_by_process,
+                "calculet_process_spans_exported": SpanSender.exported_by_process,
+                "calculet_process_spans_lost": SpanSender.lost_by_process,
             }
         for name, metric in metrics_of("process").items():
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily

@@ -51,6 +51,7 @@ from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
 from calculet_router.shell.keys import LOOK_S, KeyWatch
 from calculet_router.shell.recovering import done_of, orphans_of, record_of
+from calculet_router.shell.spans import open_spans
 from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
 from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
 from calculet_router.shell.tls import open_tls
@@ -101,6 +102,8 @@ class RouterApp:
         self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
+        self.spans = open_spans(fleet.config.tracing, name, self.journal)
+        self._write = self.journal.append if self.spans is None else self.spans.append
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
         self._dashboard: Dashboard | None = None
@@ -270,6 +273,8 @@ class RouterApp:
         self.journal.close()
         if self._limits is not None:
             self._limits.close()
+        if self.spans is not None:
+            self.spans.close()
 
     def _every(self, seconds: float, act: Callable[[], object]) -> None:
         def again() -> None:
@@ -284,7 +289,7 @@ class RouterApp:
     # ---------------------------------------------------------------- decisions and what they want
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher, and do what it wants."""
-        perform, write, now_ns, kind = self._perform, self.journal.append, time.monotonic_ns(), type(event)
+        perform, write, now_ns, kind = self._perform, self._write, time.monotonic_ns(), type(event)
         if (slept_ns := now_ns - self._awake_ns) > self._stall_ns:
             self._woke(slept_ns, now_ns)
         if kind is events.TimePassed:

@@ -62,7 +62,7 @@ def events(config: Path, follow: bool, last: int, board: str | None, everything:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def explain(request_id: str, config: Path, as_json: bool) -> None:
     """Tell what became of a request and why, step by step. REQUEST_ID is the server's id (`x-request-id`, or the `id` of the
-    answer), or the client's own label."""
+    answer), the client's own label, or the id of a trace (32 hexadecimal digits, or the whole `traceparent`)."""
     from calculet_core.errors import ExitCode
     from calculet_core.ids import request_id_text
     from calculet_supervisor.explaining import explain as tell
@@ -173,17 +173,22 @@ def _is_told(line: bytes) -> bool:
 
 
 def _requests(text: str, paths: list[Path]) -> list[int]:
-    """The request with that id, else those that bear it as a label."""
+    """The request with that id, else those that bear it as a label or belong to that trace."""
     from calculet_core.ids import parse_request_id
+    from calculet_core.tracing import parse_traceparent
 
     with suppress(ValueError):
         request = parse_request_id(text)
         marker = b'"request":%d,' % request
         if any(marker in line for path in paths for line in _lines(path)):
             return [request]
-    label = json.dumps(text).encode()
-    accepted = _decoded(line for path in paths if path.name.startswith("router") for line in _lines(path) if label in line)
-    return [event.request for event in accepted if event.request is not None and event.data.get("label") == text]
+    context = parse_traceparent(text)
+    found: list[int] = []
+    for name, value in (("label", text), ("trace", context.trace_id if context is not None else text)):
+        marker = json.dumps(value).encode()
+        accepted = _decoded(line for path in paths if path.name.startswith("router") for line in _lines(path) if marker in line)
+        found += [event.request for event in accepted if event.request is not None and event.data.get(name) == value]
+    return list(dict.fromkeys(found))
 
 
 def _show(found: Iterable[Event], as_json: bool) -> None:

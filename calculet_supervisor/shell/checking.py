@@ -15,6 +15,7 @@ from calculet_core.config import ModelConfig, boards_of
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package, verify_package
+from calculet_core.shell.spans import check_tracing
 from calculet_supervisor.rollout import AliasVersion
 from calculet_supervisor.shell.artifacts import ArtifactStore, artifacts_of
 
@@ -32,6 +33,7 @@ def find_problems(fleet: Fleet) -> list[str]:
             problems.append(f"{prefix}{error}")
             return None
 
+    attempt(check_tracing, fleet.config.tracing, prefix=f"{fleet.path}: ")
     keys = attempt(load_keys, [fleet.resolve(path) for path in fleet.config.trusted_keys])
     for index, model in enumerate(fleet.config.models):
         known = len(problems)

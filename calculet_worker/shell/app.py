@@ -77,6 +77,7 @@ from calculet_worker.shell.loading import verify
 from calculet_worker.shell.lookups import Lookups
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
+from calculet_worker.shell.spans import open_spans
 from calculet_worker.shell.telemetry import Telemetry
 from calculet_worker.shell.tokenizing import PromptTokenizer, TokenizingPool
 from calculet_worker.shell.tracing import Tracer
@@ -114,7 +115,7 @@ class Worker:
         self._engine = Engine(
             board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
             int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
-            time.monotonic_ns if config.trace.steps else None, self._limits,
+            time.monotonic_ns if config.trace.steps or (config.tracing.endpoint and config.tracing.jobs) else None, self._limits,
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
@@ -125,6 +126,7 @@ class Worker:
         trace = config.trace
         steps = LineFile(fleet.step_trace(board.name), trace.max_bytes, trace.keep) if trace.steps else None
         self._tracer = Tracer(steps, board.name, epoch) if steps is not None else None
+        self._spans = open_spans(config.tracing, board.name, epoch)
         self._pool = TokenizingPool()
         self._tokenizer: PromptTokenizer | None = None
         self._events: deque[Event] = deque()
@@ -140,7 +142,7 @@ class Worker:
             SubmitJob: self._submit, GiveBack: self._give_back, ReleaseLane: self._release_lane, Tokenize: self._tokenize,
             ToRouter: self._to_router, VerifyPackage: self._verify_package, ConfigureDevice: self._device_work,
             UnconfigureDevice: self._device_work, ResetDevice: self._device_work, Announce: self._announce,
-            Record: self._record, TraceSteps: self._trace, Exit: self._exit,
+            Record: self._record if self._spans is None else self._record_traced, TraceSteps: self._trace, Exit: self._exit,
         }  # fmt: skip
 
     async def run(self) -> tuple[int, str]:
@@ -189,6 +191,8 @@ class Worker:
                 self._limits.close()
             if self._tracer is not None:
                 self._tracer.close(time.monotonic_ns())
+            if self._spans is not None:
+                self._spans.close()
 
     # ---------------------------------------------------------------- the engine
     def _handle(self, event: Event) -> None:
@@ -254,6 +258,8 @@ class Worker:
     def _trace(self, action: TraceSteps) -> None:
         if self._tracer is not None:
             self._tracer.steps(action)
+        if self._spans is not None:
+            self._spans.steps(action)
 
     def _give_back(self, action: GiveBack) -> None:
         self._device.give_back(action.completion)
@@ -311,6 +317,11 @@ class Worker:
         if action.event.event != history.BOARD_JOB:  # one for every step: counted, not kept
             self._journal.append(action.event)
 
+    def _record_traced(self, action: Record) -> None:
+        assert self._spans is not None
+        self._spans.recorded(action.event)
+        self._record(action)
+
     def _exit(self, action: Exit) -> None:
         self._end(action.code, action.reason)
 
@@ -329,6 +340,8 @@ class Worker:
         if peer is None:
             self._bad("unknown_router", type(message).__name__)
         elif isinstance(message, wire.Submit):
+            if self._spans is not None and message.traceparent is not None:
+                self._spans.arrived(message, now_ns)
             self._handle(RequestArrived(peer.router, message))
         elif isinstance(message, wire.Lookup):
             self._lookups.ask(identity, message, self._tokenizer, self._engine.hello().digest)

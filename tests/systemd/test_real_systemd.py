@@ -76,6 +76,7 @@ def test_a_start_waits_until_everything_serves_and_runs_unprivileged(machine: Ma
         assert machine.must("stat", "-c", "%U", f"/proc/{machine.pid(unit)}").strip() == "calculet"
         assert (fields["CapBnd"], fields["NoNewPrivs"], fields["Seccomp"]) == ("0000000000000000", "1", "2"), unit
     assert machine.show(worker("board0"), "Slice") == "calculet-workers.slice"
+    assert "good" in machine.must("calculet", "config", "check", "--config", CONFIG)
     assert "nothing to do" in machine.must("calculet", "install", "--prefix", PREFIX)
     assert machine.front(lambda front: front.completion().status) == 200
 

@@ -18,7 +18,7 @@ from calculet_core.ids import request_id_text
 from calculet_core.shell.journal import Journal
 from calculet_supervisor.cli import main
 from calculet_supervisor.commands.journals import Tail
-from calculet_supervisor.explaining import explain
+from calculet_supervisor.explaining import explain, words
 
 REQUEST = 0xA414632700000001
 
@@ -70,6 +70,24 @@ def test_what_has_not_ended_or_is_not_known_says_so() -> None:
     story = explain(REQUEST, OWN[:3], [])
     assert story is not None and "not ended as far as the journals go" in story.summary
     assert explain(REQUEST, [], OTHERS) is None
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "said"),
+    [
+        (history.FLEET_WORKER_EXITED, {"signal": 9, "commanded": False, "retry_in_ms": 77}, "killed by signal 9; started again in 77 ms"),
+        (history.FLEET_WORKER_EXITED, {"code": 70, "reason": "bug: KeyError", "quarantined": True}, "the worker ended with code 70 (bug: KeyError); not started again: its restart budget is spent"),
+        (history.FLEET_WORKER_EXITED, {"code": 0, "commanded": True}, "the worker ended with code 0, as it was told"),
+        (history.FLEET_WORKER_STARTED, {"pid": 12, "automatic": True}, "the worker runs as pid 12, started by itself"),
+        (history.FLEET_WORKER_ADOPTED, {"pid": 12, "automatic": False}, "the worker, pid 12, was found alive"),
+        (history.FLEET_WORKER_KILLED, {"reason": "silent for 5 s", "signal": "SIGABRT"}, "the worker gets SIGABRT: silent for 5 s"),
+        (history.FLEET_RESET_GRANTED, {"fault": "wait_timeout", "reason": None, "left": 1}, "a reset after wait_timeout; 1 left in the budget"),
+        (history.FLEET_RESET_DENIED, {"fault": "wait_timeout", "reason": "the breaker is open"}, "no reset after wait_timeout: the breaker is open"),
+        (history.FLEET_ADMIN, {"verb": "drain", "uid": 0, "by_pid": 4, "detail": ""}, "drain by uid 0"),
+    ],
+)  # fmt: skip
+def test_what_the_supervisor_did_is_told_in_words(event: str, fields: dict[str, Any], said: str) -> None:
+    assert words(at(0, event, board="board0", **fields)) == said
 
 
 @pytest.fixture
