@@ -396,6 +396,25 @@ class TracingConfig(_Section, frozen=True):
     """How long a collector may take for one message, with all its repetitions."""
 
 
+class ConstraintsConfig(_Section, frozen=True):
+    """JSON schemas and tools that answers must keep to. Each is compiled by the worker once and kept."""
+
+    max_schema_bytes: PositiveInt = 131_072
+    """All schemas of one request together, as JSON; above it 400."""
+    max_tools: PositiveInt = 128
+    """Tools of one request; above it 400."""
+    compile_fuel: PositiveInt = 2_000_000
+    """Most work that compiling may be, about 50,000 a millisecond; above it 400."""
+    step_fuel: PositiveInt = 200_000
+    """Most work before one token, about 14,000 a millisecond; above it the answer ends with `constraint_failed`."""
+    compile_timeout_ms: PositiveInt = 3_000
+    """A schema that is not ready by then is refused: 400 when it was being compiled, 429 when others were."""
+    max_compiling: PositiveInt = 64
+    """Requests whose schema is being compiled or waits for that; above it 429."""
+    cache_entries: PositiveInt = 64
+    """Compiled schemas that a worker keeps."""
+
+
 class CrashConfig(_Section, frozen=True):
     """What is kept of workers' crashes, in `crashes` of the log folder."""
 
@@ -430,6 +449,7 @@ class FleetConfig(_Section, frozen=True):
     usage: UsageConfig = UsageConfig()
     trace: TraceConfig = TraceConfig()
     tracing: TracingConfig = TracingConfig()
+    constraints: ConstraintsConfig = ConstraintsConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
 

@@ -125,6 +125,12 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_chip_frequency_megahertz", "gauge", "Frequency", ("chip",)),
     Metric("worker", "calculet_worker_chip_throttled", "gauge", "1 while throttled", ("chip",)),
     Metric("worker", "calculet_worker_fault_injection_armed", "gauge", "1 while a fault injector is armed"),
+    Metric("worker", "calculet_worker_constraints", "counter", "Requests with a schema or tools, by what became of compiling it", ("result",)),
+    Metric("worker", "calculet_worker_constraint_compile_seconds", "histogram", "Request arrived to schema compiled and prompt encoded"),
+    Metric("worker", "calculet_worker_constraints_cached", "gauge", "Compiled schemas that are kept"),
+    Metric("worker", "calculet_worker_constraints_compiling", "gauge", "Requests whose schema is being compiled or waits for that"),
+    Metric("worker", "calculet_worker_constraint_masks", "counter", "Tokens that were drawn under a schema"),
+    Metric("worker", "calculet_worker_constraint_mask_seconds", "counter", "Time spent on working out which tokens a schema allows"),
     # Worker: device memory, and the process (acceptance §10.3).
     Metric("worker", "calculet_worker_chip_memory_used_bytes", "gauge", "Device memory in use", ("chip",)),
     # Supervisor.

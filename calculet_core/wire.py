@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from calculet_core.requests import Prompt, SamplingParams, StopRules
+from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
 
 PROTOCOL = 1
 """Raised when a message changes in a way that an older peer cannot ignore."""
@@ -57,6 +57,8 @@ class Submit(msgspec.Struct, array_like=True, frozen=True):
     echo: bool = False
     traceparent: str | None = None
     """W3C Trace Context: the parent of the worker's spans."""
+    constraint: Constraint | None = None
+    """Sent only to workers whose hello says `constrains`."""
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True):
@@ -104,6 +106,8 @@ class WorkerHello(msgspec.Struct, frozen=True):
     versions: dict[str, str | None] = {}
     """Of the device: `device`, `serial_hash`, `runtime`, `driver`, `firmware`, `power_mode`; None where unknown."""
     chips: int = 0
+    constrains: bool = False
+    """Whether it can hold an answer to a `Constraint`."""
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
@@ -152,6 +156,15 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
     top: list[tuple[int, bytes, float]]
 
 
+class ToolCallPart(msgspec.Struct, array_like=True, frozen=True):
+    """Some more of one call: its name comes first, with whatever of the arguments is there, and once."""
+
+    index: int
+    """Which of the answer's calls, from 0."""
+    name: str | None
+    arguments: str
+
+
 class Usage(msgspec.Struct, array_like=True, frozen=True):
     """The server's count, which is the truth; times in nanoseconds, None where unknown."""
 
@@ -177,6 +190,7 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
     usage: Usage | None = None
     token_ids: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
+    calls: list[ToolCallPart] | None = None
 
 
 class LookupAnswer(msgspec.Struct, array_like=True, frozen=True):

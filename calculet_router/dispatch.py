@@ -20,6 +20,7 @@ from calculet_core.errors import (
     DeadlineExceeded,
     NoReadyWorker,
     OverCapacity,
+    Unsupported,
     WorkerLost,
     error_from_code,
 )
@@ -241,11 +242,16 @@ class Dispatcher:
         ongoing = flight.ongoing
         alias, call = ongoing.alias, ongoing.call
         first, others = self.roster.pools(alias.alias, alias.digest, ongoing.identity.tenant.traffic_class or "")
+        if call.constraint is not None:
+            first, others = _constraining(first), _constraining(others)
         worker = self._balance.choose(first, flight.refusals) or self._balance.choose(others, flight.refusals)
         if worker is None:
             if (other := self._elsewhere(ongoing)) is not None:
                 return self._move(ongoing, other, now_ns, out)
-            self._fail(ongoing, last_word(flight.refusals.values(), alias.alias), now_ns, out)
+            error = last_word(flight.refusals.values(), alias.alias)
+            if call.constraint is not None and not flight.refusals and self.roster.eligible(alias.alias, alias.digest):
+                error = Unsupported("no board here can keep answers to schemas or tools", param=call.constraint.param)
+            self._fail(ongoing, error, now_ns, out)
             return False
         flight.attempt += 1
         flight.worker, flight.accepted, flight.sent_ns = worker, False, now_ns
@@ -258,6 +264,7 @@ class Dispatcher:
             flight.request_id, flight.attempt, worker.epoch, view.generation, view.digest, alias.alias, tenant.name, tenant.weight,
             flight.prompt, call.max_new_tokens, flight.sampling, call.stop, ongoing.deadline_ns, ongoing.deadline_asked,
             ongoing.accepted_ns, traceparent=None if ongoing.trace is None else _traceparent(ongoing.trace, flight),
+            constraint=call.constraint,
         )  # fmt: skip
         out.append(Send(worker.board, worker.epoch, submit))
         out.append(
@@ -448,7 +455,7 @@ class Dispatcher:
             if not flight.begun and piece.error is None:
                 if ongoing.first_ns is None and piece.tokens:
                     ongoing.first_ns = now_ns
-                if ongoing.call.stream and (piece.text or piece.logprobs):
+                if ongoing.call.stream and (piece.text or piece.logprobs or piece.calls):
                     flight.begun = True
             if piece.finish is not None or piece.error is not None:
                 self._piece_ended(flight, piece, now_ns, out)
@@ -501,6 +508,11 @@ class Dispatcher:
             for ongoing in [one for one in self._calls.values() if one.deadline_ns < limit_ns]:
                 seconds = (ongoing.deadline_ns - ongoing.accepted_ns) / S
                 self._fail(ongoing, DeadlineExceeded(f"the request did not finish within {seconds:g} s"), now_ns, out)
+
+
+def _constraining(workers: list[Worker]) -> list[Worker]:
+    """Those that can hold an answer to a constraint; an older worker would not even see it."""
+    return [worker for worker in workers if worker.hello is not None and worker.hello.constrains]
 
 
 def _lost(worker: Worker, what: str) -> WorkerLost:

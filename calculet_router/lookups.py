@@ -22,6 +22,7 @@ from calculet_router.aliases import Aliases
 from calculet_router.fleet import Roster, Worker
 from calculet_router.openai import Message, Model, TokenId, decode_body, plain_messages
 from calculet_router.tenants import Tenants
+from calculet_router.tools import Tool, told_tools
 
 MAX_TRIES = 3
 
@@ -41,6 +42,8 @@ class TokenizeRequest(msgspec.Struct):
     model: Model
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    """With messages: as in a chat."""
     return_token_strs: bool | None = None
     """Also each token's text."""
     add_generation_prompt: bool | None = None
@@ -71,7 +74,8 @@ def parse_tokenize(body: bytes) -> Question:
         return Question(asked.model, Prompt(text=asked.prompt), want_pieces=bool(asked.return_token_strs))
     if asked.add_generation_prompt is False:
         raise Unsupported("add_generation_prompt: false is not supported", param="add_generation_prompt")
-    return Question(asked.model, Prompt(messages=plain_messages(asked.messages)), want_pieces=bool(asked.return_token_strs))
+    prompt = Prompt(messages=plain_messages(asked.messages), tools=told_tools(asked.tools or []))
+    return Question(asked.model, prompt, want_pieces=bool(asked.return_token_strs))
 
 
 def parse_detokenize(body: bytes) -> Question:

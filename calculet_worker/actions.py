@@ -9,7 +9,7 @@ from calculet_core import wire
 from calculet_core.history import Event
 from calculet_core.ids import WireKey
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings
-from calculet_core.requests import Prompt
+from calculet_core.requests import Constraint, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ class Tokenize:
     key: WireKey
     prompt: Prompt
     size: int
+    constraint: Constraint | None = None
+    """Compiled too, always off the actor's path."""
 
 
 @dataclass(slots=True)

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from calculet_core import wire
-from calculet_core.errors import CalculetError
+from calculet_core.errors import CalculetError, ConstraintFailed
 from calculet_core.ids import WireKey
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_worker.actions import Action, ToRouter
 from calculet_worker.output.sampling import Sampler, greedy_rows
 from calculet_worker.output.text import TextStream
+from calculet_worker.output.tools import ToolCalls
 from calculet_worker.records import INTERNAL
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -29,16 +30,18 @@ class Answer:
     """One attempt's output: what was drawn and not sent yet."""
 
     __slots__ = (
-        "count", "error", "finish", "key", "logprobs", "queued", "router", "sampler", "shown", "text", "token_ids", "unshown",
-        "usage", "watches",
+        "calls", "count", "error", "finish", "key", "logprobs", "matcher", "queued", "router", "sampler", "shown", "text",
+        "token_ids", "unshown", "usage", "watches",
     )  # fmt: skip
 
     def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream) -> None:
         request = seq.request
         self.router, self.key = request.router, request.key
         self.sampler, self.text = sampler, text
-        self.watches = bool(request.stop.strings)
-        """A stop string may end it: text is made as tokens are drawn."""
+        self.matcher = sampler.matcher
+        self.calls = ToolCalls() if request.constraint is not None and request.constraint.tools else None
+        self.watches = bool(request.stop.strings) or self.matcher is not None
+        """A stop string or its constraint may end it: text is made as tokens are drawn."""
         self.count, self.shown = 0, ""
         self.unshown: list[int] = []
         self.token_ids: list[int] | None = [] if request.want_token_ids else None
@@ -56,9 +59,14 @@ class Answer:
             text += push(token)
         if self.finish is not None:
             text += self.text.flush()
+        elif self.matcher is not None and self.error is None:
+            self.matcher.prepare()
+        parts = None
+        if self.calls is not None:
+            text, parts = self._split(self.calls, text)
         piece = wire.Piece(
             self.key.request_id, self.key.attempt, self.count, text, self.finish, self.error, self.usage,
-            self.token_ids or None, self.logprobs or None,
+            self.token_ids or None, self.logprobs or None, parts or None,
         )  # fmt: skip
         self.count, self.shown, self.unshown = 0, "", []
         if self.token_ids is not None:
@@ -66,6 +74,16 @@ class Answer:
         if self.logprobs is not None:
             self.logprobs = []
         return piece
+
+    def _split(self, calls: ToolCalls, text: str) -> tuple[str, list[wire.ToolCallPart]]:
+        """(The text beside calls, parts of calls); an answer that called and ended by itself says so."""
+        text, parts = calls.push(text)
+        if self.finish is not None:
+            more, last = calls.flush()
+            text, parts = text + more, parts + last
+            if calls.count and self.finish == FinishReason.STOP:
+                self.finish = FinishReason.TOOL_CALLS.value
+        return text, parts
 
 
 class Outbox:
@@ -144,11 +162,11 @@ class Answers:
         if request.router == INTERNAL:
             return
         seed = (self._seed + request.key.request_id * _SEED_STRIDE) & _SEED_MASK
-        sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed)
+        sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed, seq.matcher)
         self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, request.stop.strings))
 
     def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
-        """The next token of each row; those of sequences that are ending anyway mean nothing."""
+        """The next token of each row; those of sequences that are ending anyway mean nothing. `NO_TOKEN`: see `dead_end`."""
         if self._stopwatch is None:
             return self._draw(sequences, logits)
         start_ns = self._stopwatch()
@@ -193,11 +211,19 @@ class Answers:
             return FinishReason.STOP
         if answer.watches:
             answer.shown += answer.text.push(token)
-            if answer.text.stopped:
+            if answer.text.stopped or (answer.matcher is not None and answer.matcher.complete):
                 return FinishReason.STOP
         else:
             answer.unshown.append(token)
         return FinishReason.LENGTH if generated >= seq.max_new_tokens else None
+
+    def dead_end(self, seq: SequenceState) -> CalculetError:
+        """Why `draw` found no token for the sequence."""
+        answer = self._by_seq[seq.seq_id]
+        assert answer.matcher is not None, "only a constraint can leave no token"
+        constraint = seq.request.constraint
+        param = constraint.param if constraint is not None and constraint.schema is not None else "tools"
+        return ConstraintFailed(f"{param}: after {seq.generated_tokens} tokens {answer.matcher.failure}", param=param)
 
     def finish(self, seq: SequenceState, reason: FinishReason, now_ns: int) -> None:
         """The client's terminal: a standard finish reason, and the usage."""

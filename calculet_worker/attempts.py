@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from calculet_core import history, wire
 from calculet_core.errors import CalculetError, DeadlineExceeded, OverCapacity, StaleView
 from calculet_core.ids import WireKey
@@ -27,6 +29,7 @@ from calculet_worker.serving import Serving
 
 MAX_TOKENIZING_BYTES = 64 << 20
 """Prompts that may be with the tokenizer at once."""
+_encode = msgspec.msgpack.Encoder().encode
 _WAITING = (RequestState.NEW, RequestState.WAITING_ADMISSION)
 
 InternalEnded = Callable[[SequenceState, str | None], None]
@@ -71,7 +74,7 @@ class Attempts:
         self.deadlines.add(seq)
         self._tokenizing[key] = size
         self._tokenizing_bytes += size
-        out.append(Tokenize(key, message.prompt, size))
+        out.append(Tokenize(key, message.prompt, size, message.constraint))
 
     def _stale(self, message: wire.Submit) -> CalculetError | None:
         """What the router's view says must be what is here (architecture: identity)."""
@@ -112,6 +115,8 @@ class Attempts:
             now_ns,
         )
         if isinstance(decision, Admit | Queue):
+            if event.matcher is not None:
+                self.registry.constrain(seq, event.matcher)
             serving.wait(seq, ids, decision.max_new_tokens, queued=isinstance(decision, Queue))
             self._outbox.accept(seq)
         else:
@@ -261,7 +266,12 @@ def prompt_bytes(prompt: Prompt) -> int:
         return len(prompt.text)
     if prompt.token_ids is not None:
         return 4 * len(prompt.token_ids)
-    return sum(len(part) for message in prompt.messages or () for part in _texts(message.get("content")))
+    messages = prompt.messages or ()
+    size = sum(len(part) for message in messages for part in _texts(message.get("content")))
+    calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
+    if calls or prompt.tools is not None:
+        size += len(_encode((calls, prompt.tools)))
+    return size
 
 
 def _texts(content: Any) -> list[str]:
@@ -275,5 +285,5 @@ def _request(router: int, key: WireKey, message: wire.Submit) -> InferenceReques
     return InferenceRequest(
         key, router, message.alias, message.tenant, message.weight if message.weight > 0 else 1.0, message.prompt,
         message.max_new_tokens, message.sampling, message.stop, message.deadline_ns, message.deadline_asked, message.accepted_ns,
-        message.want_token_ids, message.echo,
+        message.want_token_ids, message.echo, message.constraint,
     )  # fmt: skip

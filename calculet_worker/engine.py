@@ -14,7 +14,7 @@ from typing import Any
 
 from calculet_core import history, wire
 from calculet_core.config import RecoveryConfig, TenantConfig
-from calculet_core.errors import DeviceBusy, ExitCode
+from calculet_core.errors import CalculetError, DeviceBusy, ExitCode
 from calculet_core.faults import FAULT_POLICY, FaultKind, Response, fault_of_code
 from calculet_core.jobs import Completion, ReturnCode
 from calculet_core.limits import Limits, LocalLimits
@@ -280,6 +280,9 @@ class Engine:
         for seq, reason in ended:
             if reason is None:
                 self.attempts.drained(seq, now_ns, out)
+            elif isinstance(reason, CalculetError):
+                self.attempts.fail(seq, reason, now_ns, out)
+                serving.release(seq, now_ns, out)
             else:
                 self.attempts.finish(seq, reason, now_ns, out)
         self._job_record(entry, result, spent_ns, now_ns, out, completion)

@@ -21,10 +21,11 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The prompt's token ids, int32 [n]."""
+    """The prompt's token ids, int32 [n]; with a constraint also its `output.constraint.Matcher`."""
 
     key: WireKey
     token_ids: Any
+    matcher: Any = None
 
 
 @dataclass(frozen=True, slots=True)

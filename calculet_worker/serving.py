@@ -18,6 +18,7 @@ from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
 from calculet_core.clock import MS
 from calculet_core.config import SchedulerConfig, TenantConfig
+from calculet_core.errors import CalculetError
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind
 from calculet_core.limits import Limits
 from calculet_core.requests import FinishReason, SequenceState
@@ -32,6 +33,7 @@ from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import Inflight, InflightJob
 from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.kv import KvManager
+from calculet_worker.output.sampling import NO_TOKEN
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import RequestRegistry
 from calculet_worker.scheduling.admission import AdmissionController, DrainRate, QueueState
@@ -49,10 +51,13 @@ _RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
 
 
 class Ended(NamedTuple):
-    """A sequence that a job's result brought to its end; `reason` None: it was cancelled, or had failed, while the job ran."""
+    """A sequence that a job's result brought to its end; `reason` None: it was cancelled, or had failed, while the job ran.
+
+    An error: its constraint allows no token.
+    """
 
     seq: SequenceState
-    reason: FinishReason | None
+    reason: FinishReason | CalculetError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +291,9 @@ class Serving:
             if seq.cancelled or seq.state is not _DECODE_RUNNING:
                 ended.append(Ended(seq, None))
                 continue
+            if token == NO_TOKEN:
+                ended.append(Ended(seq, answers.dead_end(seq)))
+                continue
             virtual_finish = seq.virtual_finish_time + 1.0 / seq.request.weight
             done(seq, sequence.committed_len, token, virtual_finish, spent_ns, now_ns)
             reason = take(seq, token)
@@ -307,6 +315,8 @@ class Serving:
             self.prefill.push(seq)
             return []
         token = self.answers.draw([seq], logits)[0]
+        if token == NO_TOKEN:
+            return [Ended(seq, self.answers.dead_end(seq))]
         self.fair.prefilled(seq)
         start = self.decode.virtual_time
         self._registry.on_prefill_complete(seq, sequence.committed_len, token, start, spent_ns, now_ns)

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
 from calculet_core.config import BoardConfig
-from calculet_core.errors import ArtifactError, CalculetError, ConfigError, ExitCode
+from calculet_core.errors import ArtifactError, ConfigError, ExitCode
 from calculet_core.ids import WireKey
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
@@ -69,17 +69,16 @@ from calculet_worker.events import (
     RequestArrived,
     RouterLost,
     TimeCame,
-    Tokenized,
-    TokenizingFailed,
 )
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
 from calculet_worker.shell.lookups import Lookups
+from calculet_worker.shell.prompts import Prompts
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
 from calculet_worker.shell.spans import open_spans
 from calculet_worker.shell.telemetry import Telemetry
-from calculet_worker.shell.tokenizing import PromptTokenizer, TokenizingPool
+from calculet_worker.shell.tokenizing import PromptTokenizer
 from calculet_worker.shell.tracing import Tracer
 
 SWITCH_INTERVAL_S = 0.0005
@@ -127,7 +126,6 @@ class Worker:
         steps = LineFile(fleet.step_trace(board.name), trace.max_bytes, trace.keep) if trace.steps else None
         self._tracer = Tracer(steps, board.name, epoch) if steps is not None else None
         self._spans = open_spans(config.tracing, board.name, epoch)
-        self._pool = TokenizingPool()
         self._tokenizer: PromptTokenizer | None = None
         self._events: deque[Event] = deque()
         self._handling = self._flushing = False
@@ -159,7 +157,9 @@ class Worker:
         self._data: Link = bind_router(
             context, self._data_path, self._from_router, lambda: self._bad("stranger", "not a ZeroMQ peer")
         )
-        self._lookups = Lookups(self._epoch, self._pool, self._data.send)
+        self._prompts = Prompts(self._fleet.config.constraints, self._handle, self._telemetry.compiled)
+        self._telemetry.watch(self._prompts.constraints)
+        self._lookups = Lookups(self._epoch, self._prompts.pool, self._data.send)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -183,7 +183,7 @@ class Worker:
             context.destroy(linger=0)
             for path in (self._data_path, metrics_path):
                 path.unlink(missing_ok=True)
-            self._pool.close()
+            self._prompts.close()
             if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
                 log.error("the device thread is stuck in the device; the process ends without it")
             self._journal.close()
@@ -269,19 +269,8 @@ class Worker:
 
     def _tokenize(self, action: Tokenize) -> None:
         assert self._tokenizer is not None, "a request was let in before a package was verified"
-        key, loop = action.key, self._loop
-
-        def event(result: Any) -> Event:
-            return TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
-
-        if self._tokenizer.is_quick(action.prompt, action.size):
-            self._events.append(event(self._tokenizer.encode_or_error(action.prompt)))
-        else:
-
-            def done(result: Any) -> None:
-                loop.call_soon_threadsafe(self._handle, event(result))
-
-            self._pool.encode(self._tokenizer, action.prompt, done)
+        if (event := self._prompts.start(action, self._tokenizer)) is not None:
+            self._events.append(event)
 
     def _to_router(self, action: ToRouter) -> None:
         self._routers.add(action)

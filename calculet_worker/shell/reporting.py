@@ -10,6 +10,7 @@ import msgspec
 from calculet_core import wire
 from calculet_core.shell.process import rss_bytes
 from calculet_worker.device.base import Device
+from calculet_worker.shell.constraints import AVAILABLE
 
 _SERIAL_SALT = b"calculet/board-serial/"
 """Reports tell boards apart without saying which they are."""
@@ -32,7 +33,7 @@ class Reporter:
 
     def introduce(self, hello: wire.WorkerHello) -> wire.WorkerHello:
         """The whole greeting."""
-        return msgspec.structs.replace(hello, versions=self._versions, chips=len(self._device.telemetry()))
+        return msgspec.structs.replace(hello, versions=self._versions, chips=len(self._device.telemetry()), constrains=AVAILABLE)
 
     def complete(self, report: wire.WorkerReport, lost_messages: int) -> wire.WorkerReport:
         """The whole report; `lost_messages` counts sends to routers that ZeroMQ refused."""

@@ -101,11 +101,14 @@ def test_text_parts_are_joined_and_developer_means_system() -> None:
         ([{"role": "user"}], "messages[0].content", InvalidValue),
         ([{"content": "x"}], "messages[0].role", InvalidValue),
         ([{"role": "wizard", "content": "x"}], "messages[0].role", InvalidValue),
-        ([{"role": "tool", "content": "x"}], "messages[0].role", Unsupported),
+        ([{"role": "function", "content": "x"}], "messages[0].role", Unsupported),
+        ([{"role": "tool"}], "messages[0].content", InvalidValue),
         ([{"role": "user", "content": 5}], "messages[0].content", InvalidValue),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type", Unsupported),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", InvalidValue),
-        ([{"role": "assistant", "content": None, "tool_calls": [1]}], "messages[0].tool_calls", Unsupported),
+        ([{"role": "assistant", "content": None, "tool_calls": [1]}], "messages[0].tool_calls[0]", InvalidValue),
+        ([{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}], "messages[0].tool_calls", InvalidValue),
+        ([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}], "messages[0].function_call", Unsupported),
     ],
 )
 def test_bad_messages_are_refused_by_their_place(messages: Any, param: str, kind: type[CalculetError]) -> None:
