@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from calculet_core import history
-from calculet_core.chaos import AnyFault, FullDisk, words
+from calculet_core.chaos import AnyFault, FullDisk, name_of
 from calculet_core.clock import S
 from calculet_core.history import Budgets, Checker, Event
 from calculet_perf.manifest import ManifestError, convert, load_yaml
@@ -27,6 +27,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 SILENT = frozenset({"incomplete_stream", "bad_http", "bad_event", "client_timeout", "stream_error"})
 """Ends of a request that tell its client nothing: never right, whatever was broken."""
 LANES = frozenset({history.BOARD_LANE_BOUND, history.BOARD_LANE_FREE, history.BOARD_LANE_LOST})
+FULL_DISK = name_of(FullDisk(process="router", for_s=1))
 WRITTEN_WITHIN_NS = 1 * S
 """A process writes its journal several times a second; what a full disk swallowed began at most so much before."""
 
@@ -256,7 +257,7 @@ def told(events: Sequence[Event], begin_ns: int) -> Iterator[Event]:
 
 def is_full_disk(event: Event) -> bool:
     """Whether a chaos event is about one."""
-    return str(event.data.get("fault", "")).startswith(words(FullDisk(process="worker", for_s=1)).split()[0])
+    return str(event.data.get("fault", "")).startswith(FULL_DISK)
 
 
 def _end_of(fired: Event, events: Iterable[Event]) -> int:
@@ -314,7 +315,8 @@ def judge(run: Run) -> Outcome:
     spans = [one.whole_s - one.ordered_s for one in run.faults if one.whole_s is not None and one.ordered_s is not None]
     return Outcome(
         scenario=scenario.id, seed=run.seed, seconds=round(run.seconds, 3), planned=run.planned, fired=fired, valid=not invalid,
-        passed=not (invalid or broken), sent=tally.sent, ok=tally.ok, left_out=tally.left_out, codes=dict(sorted(tally.codes.items())),
+        passed=not (invalid or broken), sent=tally.sent, ok=tally.ok, left_out=tally.left_out,
+        codes=dict(sorted(tally.codes.items())),
         worker_restarts=run.restarts, board_resets=run.resets, slowest_recovery_s=round(max(spans), 3) if spans else None,
         golden_after=run.golden_after, baseline=not run.leftovers, invalid=invalid, broken=broken,
         faults=run.faults,

@@ -58,7 +58,7 @@ class Mangler:
         return cut if not _decodes(kind, cut) else NEVER_VALID
 
     def _garble(self, kind: bytes, body: bytes) -> bytes:
-        for _ in range(TRIES):
+        for _ in range(TRIES if body else 0):
             garbled = bytearray(body)
             for _ in range(1 + len(body) // 64):
                 garbled[self._rng.randrange(len(body))] ^= 1 << self._rng.randrange(8)
