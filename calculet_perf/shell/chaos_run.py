@@ -38,7 +38,7 @@ from calculet_perf.shell.http import AskError, HttpClient
 LOOK_S = 0.1
 ORDER_TRY_S = 60.0
 """How long an order is tried for while it cannot be taken."""
-FIRE_GRACE_S = 5.0
+FIRE_GRACE_S = 3.0
 """From a fault's time to where it counts as not fired."""
 FIRE_TRIES = 3
 BETWEEN_S = 0.5
