@@ -424,6 +424,16 @@ class CrashConfig(_Section, frozen=True):
     """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
 
 
+class ChaosConfig(_Section, frozen=True):
+    """Faults on purpose in a running fleet (`calculet chaos`): for fleets that are there to be broken."""
+
+    enabled: bool = False
+    """Processes that started with it carry the faults that an administrator orders. Without it nobody does, and nothing is even
+    looked at."""
+    max_fault_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    """No fault may be ordered for longer; whoever carries one ends it by its own clock."""
+
+
 class FleetConfig(_Section, frozen=True):
     """`calculet-fleet/v1`: one host. Relative paths start at the file's own folder."""
 
@@ -452,6 +462,7 @@ class FleetConfig(_Section, frozen=True):
     constraints: ConstraintsConfig = ConstraintsConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
+    chaos: ChaosConfig = ChaosConfig()
 
 
 SOCKET_PATH_MAX = 107

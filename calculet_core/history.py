@@ -75,6 +75,10 @@ FLEET_BREAKER = "fleet.breaker"
 """Automatic action stops (`open` true, `reason`), or an operator lets it go on."""
 FLEET_ADMIN = "fleet.admin"
 """An operator's act, committed: `verb`, `uid`."""
+CHAOS_FIRED = "chaos.fired"
+"""An ordered fault has begun: `order`, `fault`, `process`; written by whoever carries it."""
+CHAOS_HEALED = "chaos.healed"
+"""It is over: `order`, `fault`, `process`, and `count` of what it spoiled."""
 
 
 class Event(msgspec.Struct, omit_defaults=True):

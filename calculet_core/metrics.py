@@ -150,6 +150,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_board_condemned", "gauge", "1 while the board is set aside", ("board",)),
     Metric("supervisor", "calculet_supervisor_artifacts_quarantined", "gauge", "Artifacts set aside"),
     Metric("supervisor", "calculet_supervisor_breaker_open", "gauge", "1 while automatic action is stopped: too many boards went bad at once"),
+    Metric("supervisor", "calculet_supervisor_chaos_enabled", "gauge", "1 while the configuration allows faults on purpose"),
+    Metric("supervisor", "calculet_supervisor_chaos_orders", "counter", "Faults on purpose that an administrator has ordered", ("fault",)),
     # Each process, of itself.
     Metric("process", "calculet_process_resident_bytes", "gauge", "Memory in use (RSS)", ("process",)),
     Metric("process", "calculet_process_cpu_seconds", "counter", "CPU time, user and system", ("process",)),

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from calculet_core.chaos import AnyFault
 from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
 
 PROTOCOL = 1
@@ -346,6 +347,15 @@ class StopWorker(msgspec.Struct, frozen=True):
     deadline_ms: int
 
 
+class Disturb(msgspec.Struct, frozen=True):
+    """To a worker or a router: carry this fault until then. Ignored by a process whose configuration does not allow chaos."""
+
+    order: str
+    fault: AnyFault
+    until_ns: int
+    """CLOCK_MONOTONIC."""
+
+
 # ------------------------------------------------------------------------------------------------ supervisor <-> router
 BUCKETS_PER_OCTAVE = 8
 
@@ -444,6 +454,7 @@ class FleetView(msgspec.Struct, frozen=True):
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
     | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
+    | Disturb
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -466,6 +477,7 @@ KINDS: dict[bytes, type[Any]] = {
     b"lu": Lookup,
     b"la": LookupAnswer,
     b"fv": FleetView,
+    b"di": Disturb,
 }
 
 _KIND_OF: dict[type[Any], bytes] = {cls: kind for kind, cls in KINDS.items()}

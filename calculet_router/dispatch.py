@@ -399,6 +399,9 @@ class Dispatcher:
         if worker.link is LinkState.SUSPECT and worker.hello is not None:
             worker.link = LinkState.UP
             self.roster.changed()
+        if tick.seq == worker.seq:
+            out.append(actions.Ignored("duplicate", 1))  # nothing is missing, and nothing in it is new
+            return
         if worker.seq is not None and tick.seq != worker.seq + 1:
             out.append(actions.LostMessages(worker.board, worker.epoch, worker.seq + 1, tick.seq))
             self._abandon(worker, Trouble.MESSAGE_LOST, _lost(worker, "lost messages"), now_ns, out)

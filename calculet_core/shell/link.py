@@ -34,7 +34,7 @@ class Link:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        on_frames: Callable[[Frames], None],
+        on_frames: Callable[[Frames], object],
         endpoint: str,
         strangers: _Strangers | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class Link:
 def bind_router(
     context: zmq.Context[zmq.Socket[bytes]],
     path: Path,
-    on_frames: Callable[[Frames], None],
+    on_frames: Callable[[Frames], object],
     on_stranger: Callable[[], None] | None = None,
 ) -> Link:
     """Bind a ROUTER at an ipc path with mode 0600, replacing a stale socket file.
@@ -128,7 +128,7 @@ def bind_router(
 
 
 def connect_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, on_frames: Callable[[Frames], None], identity: bytes | None = None
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, on_frames: Callable[[Frames], object], identity: bytes | None = None
 ) -> Link:
     """Connect a DEALER to an ipc path or endpoint; frames are [kind, body]. ZeroMQ reconnects by itself."""
     socket = context.socket(zmq.DEALER)

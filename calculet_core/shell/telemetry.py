@@ -102,8 +102,8 @@ async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.
         try:
             writer.write(exposition())
             await writer.drain()
-        except ConnectionError:
-            pass
+        except OSError:
+            pass  # whoever asked has gone, or there is no descriptor left to look with
         finally:
             writer.close()
 

@@ -30,6 +30,7 @@ from calculet_core.clock import MS, S
 from calculet_core.config import AdmissionConfig
 from calculet_core.errors import CalculetError, ConfigError, ExitCode, ShuttingDown
 from calculet_core.history import Event
+from calculet_core.shell.chaos import Carrier
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
@@ -108,6 +109,7 @@ class RouterApp:
         self._counted_usage = [0, 0]
         self._dashboard: Dashboard | None = None
         self.draining = self.closed = False
+        self._chaos = Carrier(name, self.journal) if fleet.config.chaos.enabled else None
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[tuple[str, int], WorkerLink] = {}
@@ -378,6 +380,8 @@ class RouterApp:
             self._supervised = True
             self.feed(events.ViewPublished(message))
             self._report()
+        elif isinstance(message, wire.Disturb) and self._chaos is not None:
+            self._chaos.take(message)
         else:
             self._bad_message("unexpected")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from calculet_supervisor.commands.chaos import chaos
 from calculet_supervisor.commands.config import config
 from calculet_supervisor.commands.doctor import doctor
 from calculet_supervisor.commands.drain import drain
@@ -31,6 +32,6 @@ from calculet_supervisor.commands.version import version
 COMMANDS: tuple[click.Command, ...] = (
     init, doctor,
     up, status, top, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
-    reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
+    reset, condemn, probation, breaker, release, pingpong, keys, usage, config, chaos, package, install, uninstall,
     upgrade, support_bundle, version,
 )  # fmt: skip

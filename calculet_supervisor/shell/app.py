@@ -28,11 +28,13 @@ from calculet_core.shell.death_pipe import VARIABLE, watch_death_pipe
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
+from calculet_core.shell.process import is_shortage
 from calculet_core.shell.sd_notify import sd_notify, watchdog_interval_s
 from calculet_core.shell.stacks import can_dump
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
+from calculet_supervisor.shell.chaos import ChaosVerbs
 from calculet_supervisor.shell.control import serve_control
 from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.launchers import Launcher
@@ -114,7 +116,7 @@ class Supervisor:
         self._wakeup: asyncio.TimerHandle | None = None
         self._told: dict[str, Any] = {}
         self._awake_ns = time.monotonic_ns()
-        self._performers: dict[type[Any], Callable[[Any], None]] = {
+        self._performers: dict[type[Any], Callable[[Any], object]] = {
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
             Load: lambda action: self.begin(self._load(action)), Grant: lambda action: self.begin(self._grant(action)),
             Send: lambda action: self.send(action.board, action.message), Publish: self._publish, Note: self.note,
@@ -138,7 +140,8 @@ class Supervisor:
             self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger")
         )
         verbs = Verbs(self)
-        table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table()}
+        chaos = ChaosVerbs(self, self._journal)
+        table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table(), **chaos.table()}
         control = await serve_control(self.fleet.control_socket, table, lambda: self._telemetry.bad_message("control"))
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -195,6 +198,9 @@ class Supervisor:
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug ends this process: its successor sees everything afresh, which is better than to go on half blind."""
         error = context.get("exception") or RuntimeError(context.get("message"))
+        if is_shortage(error):
+            log.error("%s: %s", context.get("message"), error)
+            return
         if not self._ended.done():
             self._ended.set_exception(error)
 
@@ -382,11 +388,21 @@ class Supervisor:
         if self._asides.owes:
             self.begin(self._asides.settle_all())
 
-    def send(self, board: str, message: wire.Message) -> None:
+    def send(self, board: str, message: wire.Message) -> bool:
         """To a board's worker, if it is connected."""
         identity = self.sightings.identities.get(board)
-        if identity is None or not self._link.send([identity, *wire.encode(message)]):
-            log.warning("board %s: %s could not be sent", board, type(message).__name__)
+        if identity is not None and self.send_to(identity, message):
+            return True
+        log.warning("board %s: %s could not be sent", board, type(message).__name__)
+        return False
+
+    def send_to(self, identity: bytes, message: wire.Message) -> bool:
+        """To a worker or router, if it is connected."""
+        return self._link.send([identity, *wire.encode(message)])
+
+    def chaos_ordered(self, fault: str) -> None:
+        """An administrator has ordered a fault."""
+        self._telemetry.chaos_ordered(fault)
 
     def _publish(self, action: Publish) -> None:
         """The latest wins; versions that nobody needs are skipped."""

@@ -28,6 +28,7 @@ class Telemetry:
         self._reconciler, self._sightings, self._crashes = reconciler, sightings, crashes
         self._collectors = Collectors("supervisor")
         limits: dict[str, float] = {"crashes.keep": config.crashes.keep, "crashes.max_bytes": config.crashes.max_bytes}
+        limits["chaos.max_fault_s"] = config.chaos.max_fault_s
         sections = {
             "supervision": config.supervision, "supervision.restart": config.supervision.restart, "recovery": config.recovery,
             "rollout": config.rollout,
@@ -39,6 +40,7 @@ class Telemetry:
                     limits[f"{where}.{field.name}"] = value
         for name, value in limits.items():
             self._collectors("calculet_supervisor_limit", limit=name).set(value)
+        self._collectors("calculet_supervisor_chaos_enabled").set(config.chaos.enabled)
 
     def note(self, note: Note) -> None:
         """Count what was decided."""
@@ -55,6 +57,10 @@ class Telemetry:
     def bad_message(self, reason: str) -> None:
         """Bytes that were no message for us."""
         self._collectors("calculet_supervisor_bad_messages", reason=reason).inc()
+
+    def chaos_ordered(self, fault: str) -> None:
+        """A fault on purpose."""
+        self._collectors("calculet_supervisor_chaos_orders", fault=fault).inc()
 
     def exposition(
         self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool

@@ -37,6 +37,7 @@ from calculet_core.shell.journal import Journal, LineFile
 from calculet_core.shell.limits import SharedLimits
 from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
 from calculet_core.shell.packages import load_keys
+from calculet_core.shell.process import is_shortage
 from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
@@ -70,6 +71,7 @@ from calculet_worker.events import (
     RouterLost,
     TimeCame,
 )
+from calculet_worker.shell.chaos import WorkerChaos
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
 from calculet_worker.shell.lookups import Lookups
@@ -152,14 +154,17 @@ class Worker:
             loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
         threading.excepthook = lambda args: loop.call_soon_threadsafe(self._bug, args.exc_value)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        chaos = self._chaos = self._make_chaos() if self._fleet.config.chaos.enabled else None
+        heard = chaos.way(self._from_router) if chaos is not None else self._from_router
         executor = SynchronousExecutor if self._board.synchronous else Executor
         self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
         self._data: Link = bind_router(
-            context, self._data_path, self._from_router, lambda: self._bad("stranger", "not a ZeroMQ peer")
+            context, self._data_path, heard, lambda: self._bad("stranger", "not a ZeroMQ peer")
         )
+        self._say = chaos.way(self._data.send) if chaos is not None else self._data.send
         self._prompts = Prompts(self._fleet.config.constraints, self._handle, self._telemetry.compiled)
         self._telemetry.watch(self._prompts.constraints)
-        self._lookups = Lookups(self._epoch, self._prompts.pool, self._data.send)
+        self._lookups = Lookups(self._epoch, self._prompts.pool, self._say)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -238,6 +243,9 @@ class Worker:
         self._end(ExitCode.BUG, f"bug: {type(error).__name__}: {error}")
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if is_shortage(context.get("exception")):
+            log.error("%s: %s", context.get("message"), context["exception"])
+            return
         self._bug(context.get("exception") or RuntimeError(context.get("message")))
 
     def _end(self, code: int, reason: str) -> None:
@@ -356,7 +364,7 @@ class Worker:
             self._tracer.flushed(time.monotonic_ns())
 
     def _send(self, peer: Peer, frames: Frames) -> None:
-        if not self._data.send(frames):
+        if not self._say(frames):
             log.warning("router %08x: a message could not be sent", peer.router)
 
     # ---------------------------------------------------------------- supervisor
@@ -369,6 +377,8 @@ class Worker:
             return
         if isinstance(message, COMMANDS):
             self._handle(CommandArrived(message))
+        elif isinstance(message, wire.Disturb) and self._chaos is not None:
+            self._chaos.take(message)
         else:
             self._bad("unexpected", type(message).__name__)
 
@@ -425,6 +435,11 @@ class Worker:
         return self._telemetry.exposition(time.monotonic_ns(), self._executor.busy_ns())
 
     # ---------------------------------------------------------------- edges
+    def _make_chaos(self) -> WorkerChaos:
+        chaos = WorkerChaos(self._board.name, self._epoch, self._journal)
+        chaos.around(self._performers)
+        return chaos
+
     def _asked_to_stop(self, name: str) -> None:
         """The first signal drains, the second ends at once."""
         if self._stop_asked:

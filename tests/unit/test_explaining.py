@@ -15,9 +15,8 @@ from calculet_core import history
 from calculet_core.clock import MS
 from calculet_core.history import Event
 from calculet_core.ids import request_id_text
-from calculet_core.shell.journal import Journal
+from calculet_core.shell.journal import Journal, Tail
 from calculet_supervisor.cli import main
-from calculet_supervisor.commands.journals import Tail
 from calculet_supervisor.explaining import explain, words
 
 REQUEST = 0xA414632700000001
