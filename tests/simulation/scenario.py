@@ -36,7 +36,8 @@ DEVICE_FAULTS = (
 """Tags of `calculet_worker.device.faults`."""
 HOST_FAULTS = (
     "kill_worker", "kill_router", "kill_supervisor", "pause_worker", "hang_worker", "pause_router", "pause_supervisor", "cut_data",
-    "cut_control", "partition_data", "partition_control", "slow_data", "disk_full", "stuck_dma", "bad_board",
+    "cut_control", "partition_data", "partition_control", "slow_data", "double_data", "reorder_data", "double_control",
+    "reorder_control", "disk_full", "stuck_dma", "bad_board",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
 ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
@@ -164,7 +165,9 @@ def _a_fault(rng: random.Random, kind: str, at_ns: int, boards: int) -> Fault:
     target = rng.randrange(boards)
     actions = rng.choice((0, 0, rng.randrange(40)))
     long = {"pause_worker": (50, 4_000), "pause_router": (50, 5_000), "pause_supervisor": (50, 12_000),
-            "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000), "disk_full": (200, 8_000),
+            "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000),
+            "double_data": (100, 5_000), "reorder_data": (100, 3_000), "double_control": (100, 9_000),
+            "reorder_control": (100, 9_000), "disk_full": (200, 8_000),
             "slow": (20, 6_000)}  # fmt: skip
     ms = rng.randrange(*long[kind]) if kind in long else 0
     return Fault(at_ns, kind, target, ms, actions)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from math import log as _log
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,27 @@ LATENCY_NS = 120 * US
 JITTER_NS = 80 * US
 """Mean of the exponential part."""
 RECONNECT_NS = (20 * MS, 500 * MS)
+TRICKED = 0.3
+HELD_NS = 30 * MS
+
+
+class Tricks(Enum):
+    """What a pipe does to every third message, about."""
+
+    NONE = "none"
+    DOUBLE = "double"
+    """It arrives twice."""
+    REORDER = "reorder"
+    """The next one overtakes it; without a next one it is `HELD_NS` late."""
 
 
 class Pipe:
     """One direction."""
 
-    __slots__ = ("_due", "_pumping", "_queue", "_receive", "_rng", "_timeline", "dropped", "high_water", "reader", "slow_ns", "stalled", "up")
+    __slots__ = (
+        "_due", "_held", "_pumping", "_queue", "_receive", "_rng", "_timeline", "dropped", "high_water", "reader", "slow_ns", "stalled",
+        "tricks", "up",
+    )  # fmt: skip
 
     def __init__(self, world: World, rng: random.Random, reader: Process, receive: Callable[[Frames], None], high_water: int) -> None:
         self._timeline, self._rng, self.reader, self._receive, self.high_water = world.timeline, rng, reader, receive, high_water
@@ -39,6 +55,8 @@ class Pipe:
         self._due = 0
         self._pumping = False
         self.up, self.stalled, self.slow_ns, self.dropped = True, False, 0, 0
+        self.tricks = Tricks.NONE
+        self._held: Frames | None = None
         reader.inbound.append(self)
 
     def send(self, frames: Frames) -> bool:
@@ -46,6 +64,32 @@ class Pipe:
         if not self.up or len(self._queue) >= self.high_water:
             self.dropped += 1
             return False
+        if self.tricks is not Tricks.NONE and self._play(frames):
+            return True
+        self._enqueue(frames)
+        if self._held is not None:
+            self._release(self._held)
+        return True
+
+    def _play(self, frames: Frames) -> bool:
+        """Play a trick, maybe; whether the message is to wait."""
+        if self._rng.random() > TRICKED:
+            return False
+        if self.tricks is Tricks.DOUBLE:
+            self._enqueue(frames)
+        elif self._held is None:
+            self._held = frames
+            self._timeline.after(HELD_NS, self._release, frames)
+            return True
+        return False
+
+    def _release(self, frames: Frames) -> None:
+        if self._held is frames:
+            self._held = None
+            if self.up:
+                self._enqueue(frames)
+
+    def _enqueue(self, frames: Frames) -> None:
         now = self._timeline.now
         due = now + LATENCY_NS + int(JITTER_NS * -_log(1.0 - self._rng.random())) + self.slow_ns
         if due < self._due:
@@ -55,7 +99,6 @@ class Pipe:
         if not self._pumping:
             self._pumping = True
             self._timeline.after(due - now, self._pump)
-        return True
 
     def pump(self) -> None:
         """The reader reads again."""
@@ -170,6 +213,12 @@ class Link:
         for pipe in (self.to_server, self.to_client):
             if pipe is not None:
                 pipe.slow_ns = extra_ns
+
+    def play(self, tricks: Tricks) -> None:
+        """Messages are doubled, or overtake each other."""
+        for pipe in (self.to_server, self.to_client):
+            if pipe is not None:
+                pipe.tricks = tricks
 
     def close(self, kept_share: float = 0.0) -> None:
         """LINGER 0."""

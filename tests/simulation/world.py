@@ -44,8 +44,8 @@ Tracer = Callable[[str, str, Any], None]
 QUIET_S = 900.0
 """Liveness: everything has come to rest so long after the last fault. A half-open restart and a reset window are within it."""
 PROBE_S = 30.0
-GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker"}
-"""Faults after which messages of a worker may be missing: a broken connection, or a lease that lapsed meanwhile."""
+GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker", "double_data", "reorder_data"}
+"""Faults after which a worker's numbers may have gaps: a broken connection, a lease that lapsed meanwhile, a link that plays tricks."""
 _NAMED = {
     history.FLEET_RESET_GRANTED: "reset granted", history.FLEET_RESET_DENIED: "reset denied", history.FLEET_WORKER_ADOPTED: "worker adopted",
     history.BOARD_STALE: "stale completion dropped", history.BOARD_LANE_LOST: "lane lost", history.BOARD_RESET: "board reset",
