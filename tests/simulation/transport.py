@@ -136,23 +136,61 @@ class Pipe:
         return lost
 
 
+class Listener:
+    """A bound ROUTER, as `calculet_core.shell.link.Link` shows it."""
+
+    def __init__(self, process: Process, path: str, on_frames: Callable[[Frames], None]) -> None:
+        self.process, self.endpoint, self._path, self._on_frames = process, f"ipc://{path}", path, on_frames
+        self.dropped = 0
+        self._links: dict[bytes, Link] = {}
+        process.listeners[path] = process.world.listeners[path] = self
+
+    def accept(self, link: Link) -> Callable[[Frames], None]:
+        """Somebody has connected; his messages go to what this returns. A newer connection takes over an identity."""
+        identity = link.identity
+        self._links[identity] = link
+
+        def receive(frames: Frames) -> None:
+            if self._links.get(identity) is link:
+                self._on_frames([identity, *frames])
+
+        return receive
+
+    def send(self, frames: Frames) -> bool:
+        """The first frame says to whom."""
+        link = self._links.get(frames[0])
+        if link is not None and link.identity == frames[0] and link.server is self.process and link.answer(frames[1:]):
+            return True
+        self.dropped += 1
+        return False
+
+    def close(self) -> None:
+        """Nobody can connect any more, and who had is cut off."""
+        if self.process.listeners.pop(self._path, None) is self:
+            self.process.world.listeners.pop(self._path, None)
+            for link in list(self._links.values()):
+                if link.server is self.process and link.up:
+                    link.cut(1.0)
+
+
 class Link:
     """A DEALER that connects to a ROUTER, and connects again whenever the connection broke."""
 
     def __init__(
         self,
-        world: World,
         client: Process,
-        find: Callable[[], Process | None],
+        path: str,
         name: str,
-        accept: Callable[[Process, Link], Callable[[Frames], None]],
         receive: Callable[[Frames], None],
         identity: bytes | None = None,
         high_water: int = 100_000,
     ) -> None:
-        """`find` tells who listens at the address; `accept` makes a connection known there and gives its receiver."""
-        self._world, self._client, self._find, self._accept, self._receive = world, client, find, accept, receive
+        """`path` is where to connect, `name` how faults call the link."""
+        world = client.world
+        self._world, self._client, self._path, self._receive = world, client, path, receive
+        self.endpoint = f"ipc://{path}"
         self.name, self._fixed, self._high_water = name, identity, high_water
+        self.dropped = 0
         self._rng = world.rng(f"link {name} {client.pid}")
         self.identity = b""
         self.server: Process | None = None
@@ -170,7 +208,10 @@ class Link:
 
     def send(self, frames: Frames) -> bool:
         """From the DEALER."""
-        return self.to_server is not None and self.to_server.send(frames)
+        if self.to_server is not None and self.to_server.send(frames):
+            return True
+        self.dropped += 1
+        return False
 
     def answer(self, frames: Frames) -> bool:
         """From the ROUTER."""
@@ -179,15 +220,16 @@ class Link:
     def _connect(self) -> None:
         if self.closed or self.up:
             return
-        server = self._find()
-        if server is None or not server.alive:
+        listener = self._world.listeners.get(self._path)
+        if listener is None:
             self._client.later(self._rng.randrange(*RECONNECT_NS), self._connect)
             return
+        server = listener.process
         self._connections += 1
         self.identity = self._fixed or b"%s#%d.%d" % (self.name.encode(), self._client.pid, self._connections)
         self.server = server
         self.to_client = Pipe(self._world, self._rng, self._client, self._receive, self._high_water)
-        self.to_server = Pipe(self._world, self._rng, server, self._accept(server, self), self._high_water)
+        self.to_server = Pipe(self._world, self._rng, server, listener.accept(self), self._high_water)
 
     def cut(self, kept_share: float = 0.0) -> int:
         """Break the connection; how many messages were lost. The DEALER connects again while it lives."""
