@@ -212,6 +212,8 @@ class Checker:
 
     def _attempt_ended(self, event: Event) -> None:
         key = (event.request or 0, event.attempt or 0, event.board or "", event.epoch or 0)
+        if event.data.get("outcome") == "refused":
+            return  # nothing was begun: who asks twice is refused twice
         if key in self._attempt_done:
             self._broken("one_terminal", f"attempt {key[1]} of {request_id_text(key[0])} ended twice on {key[2]}", event.t)
         self._attempt_done.add(key)

@@ -13,7 +13,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -315,7 +315,8 @@ class Supervisor:
         if not self._sees or self._ended.done():
             return  # before the launcher's list, a living worker would look like none
         now_ns = time.monotonic_ns()
-        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), now_ns)
+        desired = self._desired()
+        actions: list[Action] = self.reconciler.decide(desired, self.sightings.observed(), now_ns)
         self.recovery.tick(now_ns)
         self.rollouts.tick(now_ns)
         for action in actions:
@@ -326,22 +327,25 @@ class Supervisor:
         at_ns = self.reconciler.next_wakeup_ns()
         if at_ns is not None and (wait_ns := at_ns - time.monotonic_ns()) < TICK_S * S:
             self._wakeup = self._loop.call_later(max(0, wait_ns) / S, self._decide)
-        self._tell()
+        self._tell(desired.boards)
 
-    def _tell(self) -> None:
+    def _tell(self, wishes: Mapping[str, BoardWish]) -> None:
         lives, boards = self.reconciler.lives, self.sightings.boards
-        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN), self._aside(board)) for board in self.boards}
+        told = {
+            board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN), self._aside(board, wish))
+            for board, wish in wishes.items()
+        }
         if told != self._told:
             self._told = told
             self._launcher.tell(told)
             ready = sum(board["state"] == "ready" for board in told.values())
             sd_notify(f"STATUS={ready} of {len(told)} boards ready")
 
-    def _aside(self, board: str) -> str | None:
+    def _aside(self, board: str, wish: BoardWish) -> str | None:
         """Why nobody needs to wait for the board at a start; None: it is to serve."""
-        if not self.wish(board).up:
+        if not wish.up:
             return self.out(board)
-        return "its model is unloaded" if self.rollouts.placement(board)[0] is None else None
+        return "its model is unloaded" if wish.placement is None else None
 
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:

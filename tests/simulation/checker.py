@@ -154,6 +154,9 @@ class FleetChecker:
         if late_ns > 0:
             self.broken("ends_in_time", f"request {request:x} ended {late_ns / S:.1f} s after its deadline and its grace")
 
+    def billed(self, action: Any) -> None:
+        """A record of the usage log."""
+
     def paused(self, from_ns: int, for_ns: int) -> None:
         """A router was stopped for so long."""
         self._pauses_ns.append((from_ns, for_ns))
@@ -275,10 +278,9 @@ class FleetChecker:
 
     # ---------------------------------------------------------------- the device
     def _idle(self, event: Event, worker: WorkerHost) -> None:
-        """Nothing runs: the device must agree, apart from what is held back on purpose."""
-        device = worker.device
-        counters = worker.board_counters()
-        held = len(device._held) + len(device._stale) + len(device._due)
+        """Nothing runs: the device must agree, apart from what is held back on purpose, or done and not heard of yet."""
+        device, thread, counters = worker.device, worker.thread, worker.board_counters()
+        held = len(device._held) + len(device._stale) + len(device._due) + len(thread.board.done) + thread.on_their_way
         if counters.left > held:
             self.broken("baseline", f"{worker.board}: idle, and the device still leases {counters.left} buffers")
 

@@ -9,6 +9,7 @@ import msgspec
 from calculet_core.clock import MS
 from calculet_worker.device.faults import AnyFault
 from simulation.scenario import DEVICE_FAULTS, Fault
+from simulation.transport import Tricks
 
 if TYPE_CHECKING:
     from simulation.processes import Process
@@ -147,6 +148,26 @@ class Injector:
             self._trouble_on(link, fault.ms)
             link.slow(20 * MS)
             self._timeline.after(fault.ms * MS, link.slow, 0)
+
+    def _double_data(self, fault: Fault) -> None:
+        self._trick("data", Tricks.DOUBLE, fault)
+
+    def _reorder_data(self, fault: Fault) -> None:
+        self._trick("data", Tricks.REORDER, fault)
+
+    def _double_control(self, fault: Fault) -> None:
+        self._trick("control", Tricks.DOUBLE, fault)
+
+    def _reorder_control(self, fault: Fault) -> None:
+        self._trick("control", Tricks.REORDER, fault)
+
+    def _trick(self, name: str, tricks: Tricks, fault: Fault) -> None:
+        link = self._link(name, fault)
+        if link is not None:
+            self._fired(fault.kind)
+            self._trouble_on(link, fault.ms)
+            link.play(tricks)
+            self._timeline.after(fault.ms * MS, link.play, Tricks.NONE)
 
     def _link(self, name: str, fault: Fault) -> Link | None:
         found = [link for link in self._world.links if link.name.startswith(name) and link.up]

@@ -11,6 +11,7 @@ from calculet_core import history
 from calculet_core.budgets import Backoff
 from calculet_core.clock import MS, US, S
 from calculet_core.history import Event
+from calculet_core.shell.files import next_number
 from calculet_supervisor.world import Exit
 from simulation.processes import Process
 from simulation.router import RouterHost
@@ -60,13 +61,13 @@ class Keeper:
         self._world.note("supervisor started", f"pid {self._pids}")
 
     # ---------------------------------------------------------------- on the supervisor's word
-    def attach(self, supervisor: SupervisorHost) -> None:
+    def attach(self, supervisor: SupervisorHost, future: Any) -> None:
         """It has connected and asks who lives."""
         self._attached = supervisor
-        self._timeline.after(2 * SOCKET_NS, self._list, supervisor)
+        supervisor.later(2 * SOCKET_NS, self._list, future)
 
-    def _list(self, supervisor: SupervisorHost) -> None:
-        supervisor.call(supervisor.listed, {board: worker.pid for board, worker in self.workers.items()})
+    def _list(self, future: Any) -> None:
+        future.set_result({board: worker.pid for board, worker in self.workers.items()})
 
     def _tell(self, work: str, *args: Any) -> None:
         self._timeline.after(SOCKET_NS, self._told, self._attached, work, args)
@@ -81,10 +82,9 @@ class Keeper:
 
     def _start_worker(self, board: str) -> None:
         if board not in self.workers:
-            epochs = self._world.disk.epochs
-            epochs[board] = epochs.get(board, 0) + 1
-            self.workers[board] = WorkerHost(self._world, board, epochs[board], self._pid())
-            self._world.worker_spawned(board, epochs[board])
+            epoch = next_number(self._world.fleet.board_epoch(board))
+            self.workers[board] = WorkerHost(self._world, board, epoch, self._pid())
+            self._world.worker_spawned(board, epoch)
         self._tell("started", board, self.workers[board].pid)
 
     def terminate(self, board: str) -> None:

@@ -9,7 +9,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from calculet_core.clock import MS
 from calculet_core.config import (
     AdmissionConfig,
     BatchConfig,
@@ -36,7 +35,8 @@ DEVICE_FAULTS = (
 """Tags of `calculet_worker.device.faults`."""
 HOST_FAULTS = (
     "kill_worker", "kill_router", "kill_supervisor", "pause_worker", "hang_worker", "pause_router", "pause_supervisor", "cut_data",
-    "cut_control", "partition_data", "partition_control", "slow_data", "disk_full", "stuck_dma", "bad_board",
+    "cut_control", "partition_data", "partition_control", "slow_data", "double_data", "reorder_data", "double_control",
+    "reorder_control", "disk_full", "stuck_dma", "bad_board",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
 ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
@@ -108,7 +108,7 @@ class Settings:
     """Configuration of the fleet, and how finely the run looks at time-outs and lanes."""
 
     tenants: tuple[TenantConfig, ...] = TENANTS
-    router: RouterConfig = field(default_factory=lambda: RouterConfig(max_output_buffer_bytes=24))
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(max_output_buffer_bytes=2_000))
     scheduler: SchedulerConfig = field(default_factory=_scheduler)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     supervision: SupervisionConfig = field(default_factory=_supervision)
@@ -116,8 +116,11 @@ class Settings:
         default_factory=lambda: RolloutConfig(8_000, 60.0, CanaryConfig(hold_s=3.0, min_requests=5))
     )
     recall: RecallConfig = field(default_factory=lambda: RecallConfig(breaker_window_s=60.0, probation_s=10.0))
-    router_tick_ns: int = 100 * MS
-    supervisor_tick_ns: int = 100 * MS
+    router_tick_s: float = 0.1
+    supervisor_tick_s: float = 0.1
+    housekeeping_s: float = 0.2
+    idle_tick_s: float = 1.0
+    """Of what only writes files and counters."""
     check_every: int = 16
     """Events of an engine between two looks at its lanes' invariants."""
     high_water: int = 2_000
@@ -164,7 +167,9 @@ def _a_fault(rng: random.Random, kind: str, at_ns: int, boards: int) -> Fault:
     target = rng.randrange(boards)
     actions = rng.choice((0, 0, rng.randrange(40)))
     long = {"pause_worker": (50, 4_000), "pause_router": (50, 5_000), "pause_supervisor": (50, 12_000),
-            "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000), "disk_full": (200, 8_000),
+            "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000),
+            "double_data": (100, 5_000), "reorder_data": (100, 3_000), "double_control": (100, 9_000),
+            "reorder_control": (100, 9_000), "disk_full": (200, 8_000),
             "slow": (20, 6_000)}  # fmt: skip
     ms = rng.randrange(*long[kind]) if kind in long else 0
     return Fault(at_ns, kind, target, ms, actions)
@@ -219,7 +224,7 @@ def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> 
     every_s |= dict.fromkeys(("invalid_shape", "invalid_dtype", "other_code", "stuck_dma", "reset_fails", "hang_worker"), 10_800.0)
     settings = Settings()
     settings = replace(
-        settings, router_tick_ns=500 * MS, supervisor_tick_ns=1000 * MS, check_every=256,
+        settings, router_tick_s=0.5, supervisor_tick_s=1.0, housekeeping_s=0.8, idle_tick_s=60.0, check_every=256,
         supervision=SupervisionConfig(heartbeat_ms=2_000, heartbeat_timeout_ms=10_000),
     )  # fmt: skip
     traffic = Traffic(per_s=per_s, burst_every_s=900.0, burst_size=40, disconnects=0.03)
