@@ -24,7 +24,7 @@ from calculet_supervisor.shell import app as supervisor_app
 from calculet_supervisor.shell import rollouts
 from calculet_worker.events import PackageVerified
 from calculet_worker.shell import app as worker_app
-from calculet_worker.shell import reporting
+from calculet_worker.shell import prompts, reporting
 from calculet_worker.shell.tokenizing import PromptTokenizer
 from simulation.clients import ObservedReply
 from simulation.transport import Link, Listener
@@ -123,7 +123,7 @@ class Counters:
     def count(self, *args: Any, **labels: Any) -> None:
         """Something happened."""
 
-    ended = error = limited = resend = note = settle = count
+    ended = error = limited = resend = note = settle = watch = compiled = count
 
     def bad_message(self, reason: str) -> None:
         """A message was ignored."""
@@ -264,7 +264,7 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
             found.append((module, "time", world.timeline))
     return found + [
         (worker_app, "os", system), (worker_app, "threading", SimpleNamespace(excepthook=None)), (worker_app, "Telemetry", Counters),
-        (worker_app, "TokenizingPool", TokenizingPool), (worker_app, "verify", verify), (worker_app, "HOUSEKEEPING_S", settings.housekeeping_s),
+        (prompts, "TokenizingPool", TokenizingPool), (worker_app, "verify", verify), (worker_app, "HOUSEKEEPING_S", settings.housekeeping_s),
         (worker_app, "Executor", lambda device, deliver: here().device_thread(deliver)),
         (router_app, "os", system), (router_app, "secrets", SimpleNamespace(randbits=lambda bits: here().incarnation)),
         (router_app, "KeyWatch", world.key_watch), (router_app, "open_tls", lambda fleet, config: None),

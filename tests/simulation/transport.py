@@ -190,7 +190,7 @@ class Link:
         self._world, self._client, self._path, self._receive = world, client, path, receive
         self.endpoint = f"ipc://{path}"
         self.name, self._fixed, self._high_water = name, identity, high_water
-        self.dropped = 0
+        self.dropped = self.received = 0
         self._rng = world.rng(f"link {name} {client.pid}")
         self.identity = b""
         self.server: Process | None = None
@@ -217,6 +217,10 @@ class Link:
         """From the ROUTER."""
         return self.to_client is not None and self.to_client.send(frames)
 
+    def _arrived(self, frames: Frames) -> None:
+        self.received += 1
+        self._receive(frames)
+
     def _connect(self) -> None:
         if self.closed or self.up:
             return
@@ -228,7 +232,7 @@ class Link:
         self._connections += 1
         self.identity = self._fixed or b"%s#%d.%d" % (self.name.encode(), self._client.pid, self._connections)
         self.server = server
-        self.to_client = Pipe(self._world, self._rng, self._client, self._receive, self._high_water)
+        self.to_client = Pipe(self._world, self._rng, self._client, self._arrived, self._high_water)
         self.to_server = Pipe(self._world, self._rng, server, listener.accept(self), self._high_water)
 
     def cut(self, kept_share: float = 0.0) -> int:

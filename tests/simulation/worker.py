@@ -88,6 +88,8 @@ class WorkerHost(Process):
 
     def _ended(self, found: tuple[int, str] | None, error: BaseException | None) -> None:
         """What `calculet_worker.shell.app.serve` does at the end."""
+        if error is not None:
+            self.world.bug(self, error)
         code, reason = found or (int(ExitCode.BUG), str(error))
         content = json.dumps({"code": code, "reason": reason, "epoch": self.epoch}).encode()
         if not self.world.disk.full:
