@@ -31,7 +31,7 @@ READS_PER_S = 300.0
 """Bytes that a slow reader takes: a token and a half, as an event."""
 HANG_UP_NS = 100_000
 """From an answer's end to the end of its connection."""
-TENANT_SHARES = ((0.6, "default"), (0.85, "gold"), (1.0, "bulk"))
+TENANT_SHARES = ((0.55, "default"), (0.8, "gold"), (0.95, "bulk"), (1.0, "metered"))
 
 
 class Client:
