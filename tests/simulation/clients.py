@@ -15,7 +15,7 @@ import numpy as np
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
-from calculet_core.errors import CalculetError
+from calculet_core.errors import CalculetError, ShuttingDown
 from calculet_core.history import Event
 from calculet_router.shell.endpoints import Reply
 from calculet_worker.device.sim_rule import TokenRule, profile_of
@@ -168,6 +168,8 @@ class Client:
         else:
             self.outcome, self.code = "failed", said.error.code if said.error is not None else str(said.status)
             world.saw(f"client got {self.code}")
+            if self.code == ShuttingDown.code:
+                self._hurried()
             if said.said_done or (self.request and self.code != self.refused):
                 self._lies(f"it says {self.code}, {self.refused} was meant; done {said.said_done}")
             if not all(meant.startswith(text) for meant, text in zip(self.meant, said.texts, strict=True)) and any(said.texts):
@@ -184,6 +186,13 @@ class Client:
             self.router.connections.pop(self, None)
         if self.outcome is None:
             self.outcome, self.code = "left" if self.reads_per_s is not None else "failed", "cut off"
+            if self.reads_per_s is None:
+                self._hurried()
+
+    def _hurried(self) -> None:
+        """The answer was cut short by the router itself."""
+        if self.router is not None and self.router.in_no_hurry():
+            self.clients.world.broken("drains_politely", f"{self.router.name} has time to drain, and cuts off {self.request:x}")
 
     def lost(self) -> None:
         """The router died: the connection broke."""
