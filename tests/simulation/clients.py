@@ -15,7 +15,7 @@ import numpy as np
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
-from calculet_core.errors import CalculetError
+from calculet_core.errors import CalculetError, ShuttingDown
 from calculet_core.history import Event
 from calculet_router.shell.endpoints import Reply
 from calculet_worker.device.sim_rule import TokenRule, profile_of
@@ -31,7 +31,7 @@ READS_PER_S = 300.0
 """Bytes that a slow reader takes: a token and a half, as an event."""
 HANG_UP_NS = 100_000
 """From an answer's end to the end of its connection."""
-TENANT_SHARES = ((0.6, "default"), (0.85, "gold"), (1.0, "bulk"))
+TENANT_SHARES = ((0.55, "default"), (0.8, "gold"), (0.95, "bulk"), (1.0, "metered"))
 
 
 class Client:
@@ -168,6 +168,8 @@ class Client:
         else:
             self.outcome, self.code = "failed", said.error.code if said.error is not None else str(said.status)
             world.saw(f"client got {self.code}")
+            if self.code == ShuttingDown.code:
+                self._hurried()
             if said.said_done or (self.request and self.code != self.refused):
                 self._lies(f"it says {self.code}, {self.refused} was meant; done {said.said_done}")
             if not all(meant.startswith(text) for meant, text in zip(self.meant, said.texts, strict=True)) and any(said.texts):
@@ -184,6 +186,13 @@ class Client:
             self.router.connections.pop(self, None)
         if self.outcome is None:
             self.outcome, self.code = "left" if self.reads_per_s is not None else "failed", "cut off"
+            if self.reads_per_s is None:
+                self._hurried()
+
+    def _hurried(self) -> None:
+        """The answer was cut short by the router itself."""
+        if self.router is not None and self.router.in_no_hurry():
+            self.clients.world.broken("drains_politely", f"{self.router.name} has time to drain, and cuts off {self.request:x}")
 
     def lost(self) -> None:
         """The router died: the connection broke."""

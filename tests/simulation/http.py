@@ -174,6 +174,8 @@ class Accepted:
         if self._unread > self._high and not self._paused:
             self._paused = True
             self._protocol.pause_writing()
+            if not self.closed and self.client.outcome is None and self.client.stream:
+                self.router.world.broken("output_is_bounded", f"{self._unread:.0f} bytes wait for a stream's reader, at most {self._high} may")
             self.router.later(int((self._unread - self._high / 4) / per_s * S), self._resume)
 
     def _resume(self) -> None:

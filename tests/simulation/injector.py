@@ -76,6 +76,25 @@ class Injector:
     def _kill_supervisor(self, fault: Fault) -> None:
         self._kill(self._world.keeper.supervisor, fault)
 
+    def _kill_keeper(self, fault: Fault) -> None:
+        if self._world.keeper.die():
+            self._fired(fault.kind)
+
+    def _stop_router(self, fault: Fault) -> None:
+        self._terminate(self._router(fault), fault)
+
+    def _stop_supervisor(self, fault: Fault) -> None:
+        self._terminate(self._world.keeper.supervisor, fault)
+
+    def _stop_worker(self, fault: Fault) -> None:
+        self._terminate(self._world.keeper.workers.get(self._board(fault)), fault)
+
+    def _terminate(self, process: Process | None, fault: Fault) -> None:
+        """SIGTERM, from somebody else."""
+        if process is not None and process.alive:
+            self._fired(fault.kind)
+            process.call(process.terminate)
+
     def _kill(self, process: Process | None, fault: Fault) -> None:
         if process is None or not process.alive:
             return
@@ -160,6 +179,12 @@ class Injector:
 
     def _reorder_control(self, fault: Fault) -> None:
         self._trick("control", Tricks.REORDER, fault)
+
+    def _truncate_data(self, fault: Fault) -> None:
+        self._trick("data", Tricks.TRUNCATE, fault)
+
+    def _truncate_control(self, fault: Fault) -> None:
+        self._trick("control", Tricks.TRUNCATE, fault)
 
     def _trick(self, name: str, tricks: Tricks, fault: Fault) -> None:
         link = self._link(name, fault)

@@ -83,6 +83,13 @@ class Process:
         """kill -9 after so many more actions."""
         self.crashes, self._crash_after = True, actions
 
+    def keeper_died(self) -> None:
+        """The death pipe says so; who is too young to watch it sees that at once when it starts."""
+        if self.on_keepers_death is not None:
+            self.call(self.on_keepers_death)
+        else:
+            self.world.keeper.ended(self, code=0)
+
     def forget_crash(self) -> None:
         """The arranged crash does not come."""
         self.crashes = False

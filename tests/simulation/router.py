@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from calculet_core.clock import MS
+from calculet_core.clock import MS, S
 from calculet_core.keys import KeyFile, KeyRecord, hash_key
 from calculet_router import actions
 from calculet_router.dispatch import Dispatcher
@@ -77,6 +77,7 @@ class RouterHost(Process):
         self.connections: dict[Client, Accepted] = {}
         """Clients whose answer is open."""
         self._factory: Callable[[], Any] | None = None
+        self.stops_ns: list[int] = []
         self.later(self.rng.randrange(*BOOT_NS), self._boot)
 
     def _boot(self) -> None:
@@ -85,6 +86,16 @@ class RouterHost(Process):
 
     def _ended(self, code: int | None, error: BaseException | None) -> None:
         self.world.keeper.ended(self, code=1 if code is None else code)
+
+    def terminate(self) -> None:
+        """SIGTERM: from now on it may take its drain time, and cuts nobody off before."""
+        self.stops_ns.append(self.timeline.now)
+        super().terminate()
+
+    def in_no_hurry(self) -> bool:
+        """It was told to stop once, and has time; so nobody's answer may be cut off."""
+        config = self.world.settings.router
+        return self.world.keeper.alive and len(self.stops_ns) == 1 and self.timeline.now < self.stops_ns[0] + config.drain_timeout_s * S
 
     # ---------------------------------------------------------------- clients
     def listens(self, factory: Callable[[], Any]) -> Any:

@@ -26,7 +26,11 @@ from calculet_core.config import (
 from simulation.timeline import stream
 
 ALIAS = "toy"
-TENANTS = (TenantConfig(name="default"), TenantConfig(name="gold", weight=3.0), TenantConfig(name="bulk", max_active=3))
+TENANTS = (
+    TenantConfig(name="default"), TenantConfig(name="gold", weight=3.0, traffic_class="latency"),
+    TenantConfig(name="bulk", max_active=3, traffic_class="throughput"), TenantConfig(name="metered", requests_per_s=0.5),
+)  # fmt: skip
+POOLS = (None, "latency", "throughput")
 
 DEVICE_FAULTS = (
     "busy", "unavailable", "invalid_shape", "invalid_dtype", "other_code", "wait_timeout", "stale_completion", "slow",
@@ -36,7 +40,7 @@ DEVICE_FAULTS = (
 HOST_FAULTS = (
     "kill_worker", "kill_router", "kill_supervisor", "pause_worker", "hang_worker", "pause_router", "pause_supervisor", "cut_data",
     "cut_control", "partition_data", "partition_control", "slow_data", "double_data", "reorder_data", "double_control",
-    "reorder_control", "disk_full", "stuck_dma", "bad_board",
+    "reorder_control", "truncate_data", "truncate_control", "kill_keeper", "stop_worker", "stop_router", "stop_supervisor", "disk_full", "stuck_dma", "bad_board",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
 ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
@@ -141,6 +145,8 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     acts: tuple[Act, ...] = ()
     requests: frozenset[int] | None = None
+    pools: tuple[str | None, ...] = ()
+    """Of the first boards; the others are in none."""
 
     def words(self) -> str:
         """For a person."""
@@ -169,7 +175,7 @@ def _a_fault(rng: random.Random, kind: str, at_ns: int, boards: int) -> Fault:
     long = {"pause_worker": (50, 4_000), "pause_router": (50, 5_000), "pause_supervisor": (50, 12_000),
             "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000),
             "double_data": (100, 5_000), "reorder_data": (100, 3_000), "double_control": (100, 9_000),
-            "reorder_control": (100, 9_000), "disk_full": (200, 8_000),
+            "reorder_control": (100, 9_000), "truncate_data": (100, 3_000), "truncate_control": (100, 9_000), "disk_full": (200, 8_000),
             "slow": (20, 6_000)}  # fmt: skip
     ms = rng.randrange(*long[kind]) if kind in long else 0
     return Fault(at_ns, kind, target, ms, actions)
@@ -191,6 +197,8 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
     boards, routers = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 2))
     kinds = [*DEVICE_FAULTS, *HOST_FAULTS]
     chosen = rng.sample(kinds, rng.randrange(3, 9))
+    if "reset_fails" in chosen and "ccu_exception" not in chosen:
+        chosen.append("ccu_exception")  # without a reset none can fail
     every_s = {kind: rng.uniform(8, 40) for kind in sorted(chosen)}
     traffic = Traffic(
         per_s=rng.choice((0.7, 2.0, 5.0)), disconnects=rng.choice((0.0, 0.05, 0.3)), streams=rng.choice((0.2, 0.5, 0.9)),
@@ -199,6 +207,7 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
     return Scenario(
         seed, seconds, boards, routers, traffic, faults=faults_at_random(seed, seconds, boards, every_s),
         acts=acts_at_random(seed, seconds, boards, rng.choice((15.0, 60.0))),
+        pools=tuple(rng.choice(POOLS) for _ in range(boards)) if rng.random() < 0.4 else (),
     )  # fmt: skip
 
 
@@ -222,6 +231,7 @@ def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> 
     every_s = dict.fromkeys(DEVICE_FAULTS, 3600.0) | dict.fromkeys(HOST_FAULTS, 5400.0)
     every_s |= {"busy": 600.0, "kill_worker": 1_200.0, "ccu_exception": 1_800.0, "nan_output": 1_800.0}
     every_s |= dict.fromkeys(("invalid_shape", "invalid_dtype", "other_code", "stuck_dma", "reset_fails", "hang_worker"), 10_800.0)
+    every_s["kill_keeper"] = 28_800.0
     settings = Settings()
     settings = replace(
         settings, router_tick_s=0.5, supervisor_tick_s=1.0, housekeeping_s=0.8, idle_tick_s=60.0, check_every=256,
@@ -230,5 +240,5 @@ def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> 
     traffic = Traffic(per_s=per_s, burst_every_s=900.0, burst_size=40, disconnects=0.03)
     return Scenario(
         seed, seconds, boards, 2, traffic, settings, faults_at_random(seed, seconds, boards, every_s),
-        acts_at_random(seed, seconds, boards, 3_600.0),
+        acts_at_random(seed, seconds, boards, 3_600.0), pools=("latency", "throughput")[: boards // 2],
     )  # fmt: skip

@@ -39,6 +39,8 @@ class Tricks(Enum):
     """It arrives twice."""
     REORDER = "reorder"
     """The next one overtakes it; without a next one it is `HELD_NS` late."""
+    TRUNCATE = "truncate"
+    """Its last frame arrives in part."""
 
 
 class Pipe:
@@ -77,6 +79,9 @@ class Pipe:
             return False
         if self.tricks is Tricks.DOUBLE:
             self._enqueue(frames)
+        elif self.tricks is Tricks.TRUNCATE:
+            self._enqueue([*frames[:-1], frames[-1][: len(frames[-1]) // 2]])
+            return True
         elif self._held is None:
             self._held = frames
             self._timeline.after(HELD_NS, self._release, frames)

@@ -12,6 +12,8 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +50,7 @@ Tracer = Callable[[str, str, Any], None]
 QUIET_S = 900.0
 """Liveness: everything has come to rest so long after the last fault. A half-open restart and a reset window are within it."""
 PROBE_S = 30.0
-GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker", "double_data", "reorder_data"}
+GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker", "double_data", "reorder_data", "truncate_data"}
 """Faults after which a worker's numbers may have gaps: a broken connection, a lease that lapsed meanwhile, a link that plays tricks."""
 _NAMED = {
     history.FLEET_RESET_GRANTED: "reset granted", history.FLEET_RESET_DENIED: "reset denied", history.FLEET_WORKER_ADOPTED: "worker adopted",
@@ -68,10 +70,10 @@ def packages(sizes: tuple[int, ...], lanes: int) -> tuple[Package, ...]:
     return tuple(found)
 
 
-def fleet_of(settings: Settings, boards: list[str], package: Package, root: Path) -> Fleet:
+def fleet_of(settings: Settings, boards: dict[str, Any], package: Package, root: Path) -> Fleet:
     """The configuration, without a file, and the folders where its processes find each other."""
     config = FleetConfig(
-        "calculet-fleet/v1", tuple(BoardConfig(board, "sim") for board in boards), (ModelConfig(ALIAS, str(package.root)),),
+        "calculet-fleet/v1", tuple(BoardConfig(board, "sim", pool=pool) for board, pool in boards.items()), (ModelConfig(ALIAS, str(package.root)),),
         router=settings.router, tenants=settings.tenants, supervision=settings.supervision, recovery=settings.recovery,
         rollout=settings.rollout, recall=settings.recall, crashes=CrashConfig(keep=0),
     )  # fmt: skip
@@ -102,7 +104,8 @@ class World:
         self.listeners: dict[str, Listener] = {}
         """Sockets that are bound, by path."""
         self.disk = Disk()
-        self.fleet = fleet_of(self.settings, self.boards, self.package, self.disk.root)
+        self.pools: dict[str, str | None] = dict(zip_longest(self.boards, scenario.pools[: len(self.boards)]))
+        self.fleet = fleet_of(self.settings, self.pools, self.package, self.disk.root)
         self.hardware = {board: Hardware(board, self.timeline) for board in self.boards}
         self.armed: dict[str, list[Any]] = {}
         self.checker = FleetChecker(self)
@@ -262,7 +265,8 @@ class World:
     def tell(self, where: str, what: str, frames: list[bytes]) -> None:
         """For the tracer: a message, if somebody listens."""
         if self.tracer is not _silent:
-            self.tracer(where, what, wire.decode(*frames))
+            with suppress(wire.WireError):
+                self.tracer(where, what, wire.decode(*frames))
 
     def bug(self, process: Process, error: BaseException) -> None:
         """A product's code raised."""
