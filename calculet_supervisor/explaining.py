@@ -26,7 +26,7 @@ OF_FLEET = frozenset(
     {
         history.FLEET_WORKER_STARTED, history.FLEET_WORKER_EXITED, history.FLEET_WORKER_KILLED, history.FLEET_RESET_GRANTED,
         history.FLEET_RESET_DENIED, history.FLEET_ADMIN, history.FLEET_CONDEMNED, history.FLEET_PROBATION,
-        history.FLEET_QUARANTINED, history.FLEET_OVERRULED,
+        history.FLEET_QUARANTINED, history.FLEET_OVERRULED, history.FLEET_SWITCH,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({history.FLEET_ROLLOUT, history.FLEET_BREAKER})
@@ -140,6 +140,7 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.REQUEST_SENT: _sent,
     history.REQUEST_TROUBLE: _trouble,
     history.REQUEST_MOVED: _moved,
+    history.REQUEST_WAITING: lambda event, data: f"waits for its turn: another model has the board of {data.get('model')}",
     history.REQUEST_TOKENS: lambda event, data: f"{data.get('n')} tokens were passed on",
     history.REQUEST_DONE: _done,
     history.ATTEMPT_ADMITTED: _admitted,
@@ -152,6 +153,7 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.BOARD_FAULT: lambda event, data: f"fault: {data.get('kind')}: {data.get('detail')}",
     history.BOARD_RESET: lambda event, data: f"the board was reset (rc {data.get('rc')})",
     history.BOARD_GOLDEN: _golden,
+    history.FLEET_SWITCH: lambda event, data: f"turn of {data.get('alias')} after {data.get('was')}: {data.get('reason')}",
     history.FLEET_ROLLOUT: lambda event, data: f"rollout {data.get('rollout')} of {data.get('alias')}: {data.get('text')}",
 }  # fmt: skip
 

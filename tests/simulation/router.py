@@ -199,6 +199,8 @@ class RouterHost(Process):
                 self.world.saw(f"call {outcome}")
             case actions.Resent(reason=reason):
                 self.world.saw(f"resent: {reason}")
+            case actions.Parked() | actions.Unparked():
+                self.later(0, self._report)
             case actions.Ignored(reason=reason):
                 self.world.saw(f"router ignored: {reason}")
             case actions.LostMessages(board=board, expected=expected, got=got):
@@ -244,7 +246,7 @@ class RouterHost(Process):
         roster = self.dispatcher.roster
         report = wire.RouterReport(
             self.incarnation, self.pid, wire.PROTOCOL, max(0, roster.version), f"http://{self.name}", self.dispatcher.inflight,
-            self._requests, 0, 0, 0, roster.links(),
+            self._requests, 0, 0, 0, roster.links(), waiting=self.dispatcher.parking.waits(),
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 

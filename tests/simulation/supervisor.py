@@ -20,7 +20,7 @@ from calculet_core.history import Event
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.rollout import Artifact, Rollout
-from calculet_supervisor.shell import recovery, recovery_verbs, rollout_verbs, rollouts, verbs
+from calculet_supervisor.shell import recovery, recovery_verbs, rollout_verbs, rollouts, time_sharing, verbs
 from calculet_supervisor.shell.app import STALL_NS
 from calculet_supervisor.shell.control import Caller
 from calculet_supervisor.shell.examining import Unfit, artifact_of
@@ -69,7 +69,7 @@ class SupervisorHost(Process):
             [
                 (rollouts, "asyncio", loop), (rollouts, "time", clock), (rollouts, "examine", self._examine),
                 (rollouts, "read_package", world.package_at), (verbs, "asyncio", loop), (verbs, "time", clock),
-                (recovery, "time", clock), (recovery, "asyncio", loop), (rollout_verbs, "time", clock), (recovery_verbs, "time", clock), (rollouts, "log", SILENT), (recovery, "log", SILENT),
+                (recovery, "time", clock), (recovery, "asyncio", loop), (time_sharing, "time", clock), (rollout_verbs, "time", clock), (recovery_verbs, "time", clock), (rollouts, "log", SILENT), (recovery, "log", SILENT),
             ]
         )  # fmt: skip
         self.serving = False
@@ -100,6 +100,7 @@ class SupervisorHost(Process):
         self.quarantined = dict(memory.quarantined)
         self.reconciler.attribution.failures = list(memory.failures)
         me: Any = self
+        self.time_sharing = time_sharing.TimeSharing(me, memory)
         self.rollouts = rollouts.Rollouts(me, {world.alias: world.package}, memory)
         self.recovery = recovery.Recovery(me, memory)
         table = verbs.Verbs(me)
@@ -219,6 +220,7 @@ class SupervisorHost(Process):
         desired = Desired(wishes, self.rollouts.aliases(), self.rollouts.decided_aliases(), self.recovery.breaker.reason)
         actions = self.reconciler.decide(desired, self.sightings.observed(), now)
         self.recovery.tick(now)
+        self.time_sharing.tick(now)
         self.rollouts.tick(now)
         for action in actions:
             self.acted()
