@@ -224,6 +224,18 @@ class RouterConfig(_Section, frozen=True):
     """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
 
+class TimeSharedConfig(_Section, frozen=True):
+    """Several models that take turns on one board (scheduling §13.1), for models that are rarely asked for: one is there, requests
+    for the others wait, and a switch is a drain, a verified load and golden cases."""
+
+    min_residence_s: PositiveFloat = 60.0
+    """A model stays at least so long once it serves."""
+    max_wait_s: PositiveFloat = 30.0
+    """After that it goes when it has nothing to do, and at the latest when a request for another one has waited so long."""
+    max_waiting_requests: PositiveInt = 64
+    """Requests of each model that may wait for their turn at a router; above it 429."""
+
+
 class BoardConfig(_Section, frozen=True):
     """One board. `options` belong to the device backend, which checks them."""
 
@@ -238,6 +250,8 @@ class BoardConfig(_Section, frozen=True):
     """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
     profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
     """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
+    time_shared: TimeSharedConfig | None = None
+    """Models that are placed here take turns. None: one model has the board."""
     synchronous: bool = False
     """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
@@ -252,6 +266,8 @@ class ModelConfig(_Section, frozen=True):
     """Empty: every board."""
     scheduler: str | None = None
     """A `calculet-scheduler/v1` file; None: its defaults with the artifact's proven profiles."""
+    chiplet: int | None = None
+    """Always refused: a model on one chiplet of a board is C3; single-chiplet artifacts and chip-scoped operations are unproven."""
 
 
 class TenantConfig(_Section, frozen=True):
@@ -491,19 +507,29 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
             if alias not in aliases:
                 where, known = f"{source}: $.tenants[{index}].models[{place}]", ", ".join(sorted(aliases))
                 raise ConfigError(f"{where}: no model has the alias {alias!r} (aliases: {known})")
-    names = {board.name for board in config.boards}
+    boards = {board.name: board for board in config.boards}
+    names = set(boards)
     owner: dict[str, str] = {}
     for index, model in enumerate(config.models):
+        if model.chiplet is not None:
+            raise ConfigError(
+                f"{source}: $.models[{index}].chiplet: single-chiplet models are C3 (unproven): they need artifacts for one "
+                "chiplet, and configure, queue, memory and reset of one chip alone (scheduling §13.3)"
+            )
         for place, board in enumerate(model.boards):
             if board not in names:
                 raise ConfigError(
                     f"{source}: $.models[{index}].boards[{place}]: no board named {board!r} (boards: {', '.join(sorted(names))})"
                 )
         for board in boards_of(config, model):
-            if board in owner:
+            if boards[board].time_shared is not None:
+                if len(boards_of(config, model)) > 1:
+                    where = f"{source}: $.models[{index}].boards"
+                    raise ConfigError(f"{where}: board {board!r} is time-shared; a model that takes turns has that board only")
+            elif board in owner:
                 raise ConfigError(
-                    f"{source}: $.models[{index}].boards: board {board!r} already serves {owner[board]!r}; "
-                    "a board holds one model (co-residence is C3: unproven)"
+                    f"{source}: $.models[{index}].boards: board {board!r} already serves {owner[board]!r}; a board holds one model "
+                    "(co-residence is C3: unproven; boards[].time_shared lets models take turns)"
                 )
             owner[board] = model.alias
     if idle := sorted(names - set(owner)):

@@ -383,6 +383,14 @@ class VersionReport(msgspec.Struct, frozen=True):
     """Between tokens, the mean of an answer."""
 
 
+class ModelWait(msgspec.Struct, array_like=True, frozen=True):
+    """Requests that wait for a model whose board serves another one."""
+
+    count: int
+    oldest_ns: int
+    """Since when the first of them waits, CLOCK_MONOTONIC of the host."""
+
+
 class RouterReport(msgspec.Struct, frozen=True):
     """A router's heartbeat and the acknowledgement of a view."""
 
@@ -400,6 +408,8 @@ class RouterReport(msgspec.Struct, frozen=True):
     """Board name -> `up`, `connecting`, `suspect`."""
     versions: list[VersionReport] = []
     """Only while more than one artifact has been served lately."""
+    waiting: dict[str, ModelWait] = {}
+    """By alias: what waits for its turn on a time-shared board."""
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -441,6 +451,8 @@ class AliasView(msgspec.Struct, frozen=True):
     other: AliasView | None = None
     """A second artifact of the same alias, while a swap is under way: `share` of new requests go to it."""
     share: float = 0.0
+    parks: int = 0
+    """How many requests may wait for it at a router while another model has its board; 0: none, it has boards of its own."""
 
 
 class FleetView(msgspec.Struct, frozen=True):

@@ -55,6 +55,11 @@ class Aliases:
             return NoReadyWorker(f"model {name!r} is not loaded yet")
         return ModelNotFound(f"model {name[:128]!r} does not exist", param="model")
 
+    def parks(self, name: str) -> int:
+        """How many requests may wait for the alias's turn; 0: none."""
+        view = self._views.get(name)
+        return 0 if view is None else view.parks
+
     def known(self, name: str) -> bool:
         """Whether `name` may label a metric: labels come from a closed set."""
         return name in self._configured or name in self._views

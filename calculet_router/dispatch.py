@@ -27,6 +27,7 @@ from calculet_core.errors import (
 from calculet_core.history import Event as Entry
 from calculet_core.ids import make_request_id, request_id_text
 from calculet_core.requests import SamplingParams
+from calculet_core.states.request import RequestEvent
 from calculet_core.tracing import TraceContext
 from calculet_core.wire import AliasView, Cancel, ErrorInfo, Piece, Submit
 from calculet_router import actions, events
@@ -36,6 +37,7 @@ from calculet_router.balance import Balance, estimate_cost
 from calculet_router.fleet import LinkState, Roster, Worker
 from calculet_router.flights import Flight, Ongoing
 from calculet_router.openai import Call
+from calculet_router.parking import WAITING, Parking
 from calculet_router.retry import RETRY, Trouble, last_word
 from calculet_router.spans import attempt_span
 from calculet_router.tenants import Identity, Tenants
@@ -59,6 +61,9 @@ class Dispatcher:
         self._incarnation, self._config = incarnation, config
         self._balance = Balance()
         self.tally = Tally()
+        self.parking = Parking()
+        self._looked = 0
+        """The roster's changes after which the parking was looked through."""
         self._counter = 0
         self._calls: dict[Any, Ongoing] = {}
         self._flights: dict[int, Flight] = {}
@@ -79,6 +84,8 @@ class Dispatcher:
         """Decide; `now_ns` is CLOCK_MONOTONIC."""
         out: Out = []
         self._handlers[type(event)](event, now_ns, out)
+        if self.parking and self._looked != self.roster.changes:
+            self._unpark(now_ns, out)
         return out
 
     @property
@@ -209,6 +216,7 @@ class Dispatcher:
     def _end_flight(self, flight: Flight, outcome: str, data: dict[str, Any] | None, now_ns: int, out: Out) -> None:
         """Journal one request's terminal, once. Its tokens are counted whatever the client saw."""
         flight.done = True
+        self.parking.leave(flight, RequestEvent.CANCEL if outcome == "cancelled" else RequestEvent.FAIL)
         request_id, attempt = flight.request_id, flight.attempt
         del self._flights[request_id]
         if flight.generated:
@@ -248,11 +256,16 @@ class Dispatcher:
         if worker is None:
             if (other := self._elsewhere(ongoing)) is not None:
                 return self._move(ongoing, other, now_ns, out)
-            error = last_word(flight.refusals.values(), alias.alias)
             if call.constraint is not None and not flight.refusals and self.roster.eligible(alias.alias, alias.digest):
-                error = Unsupported("no board here can keep answers to schemas or tools", param=call.constraint.param)
+                message = "no board here can keep answers to schemas or tools"
+                self._fail(ongoing, Unsupported(message, param=call.constraint.param), now_ns, out)
+                return False
+            if (error := self._park(flight, now_ns, out)) is None:
+                return True
             self._fail(ongoing, error, now_ns, out)
             return False
+        if self.parking.leave(flight, RequestEvent.QUEUE):
+            out.append(actions.Unparked(alias.alias, now_ns - flight.parked_ns))
         flight.attempt += 1
         flight.worker, flight.accepted, flight.sent_ns = worker, False, now_ns
         flight.cost = estimate_cost(flight.prompt, call.max_new_tokens)
@@ -271,6 +284,39 @@ class Dispatcher:
             Entry(history.REQUEST_SENT, now_ns, flight.request_id, flight.attempt, worker.board, worker.epoch, view.generation)
         )
         return True
+
+    def _park(self, flight: Flight, now_ns: int, out: Out) -> CalculetError | None:
+        """Let it wait for its model's turn; or why the call ends instead."""
+        alias = flight.ongoing.alias.alias
+        limit, refused = self.aliases.parks(alias), last_word(flight.refusals.values(), alias)
+        if not limit or refused.http_status == 429:
+            return refused
+        if flight.state is WAITING:
+            return None
+        if (full := self.parking.refusal(alias, limit)) is not None:
+            return full
+        if not self.parking:  # nobody else is to be looked at again before the next change
+            self._looked = self.roster.changes
+        flight.refusals = {}  # the worker that said no serves another model now, and may serve this one later
+        if self.parking.add(flight, now_ns):
+            out.append(actions.Parked(alias))
+        data = {"model": alias}
+        out.append(
+            Entry(history.REQUEST_WAITING, now_ns, flight.request_id, flight.attempt or None, None, None, None, None, data)
+        )
+        return None
+
+    def _unpark(self, now_ns: int, out: Out) -> None:
+        """Send on whose model is there now; end whose model will not come."""
+        self._looked = self.roster.changes
+        for flight in self.parking.all():
+            if flight.done or flight.state is not WAITING:
+                continue
+            alias = flight.ongoing.alias.alias
+            if any(self.roster.eligible(alias, view.digest) for view in self.aliases.versions(alias)):
+                self._send(flight, now_ns, out)
+            elif not self.aliases.parks(alias):
+                self._fail(flight.ongoing, last_word((), alias), now_ns, out)
 
     def _elsewhere(self, ongoing: Ongoing) -> AliasView | None:
         """What else the alias stands for, for a call of which nothing has been written: its artifact may have left every board."""

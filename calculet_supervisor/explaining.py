@@ -26,7 +26,7 @@ OF_FLEET = frozenset(
     {
         history.FLEET_WORKER_STARTED, history.FLEET_WORKER_EXITED, history.FLEET_WORKER_KILLED, history.FLEET_RESET_GRANTED,
         history.FLEET_RESET_DENIED, history.FLEET_ADMIN, history.FLEET_CONDEMNED, history.FLEET_PROBATION,
-        history.FLEET_QUARANTINED, history.FLEET_OVERRULED,
+        history.FLEET_QUARANTINED, history.FLEET_OVERRULED, history.FLEET_SWITCH,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({history.FLEET_ROLLOUT, history.FLEET_BREAKER})
@@ -170,6 +170,7 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.REQUEST_SENT: _sent,
     history.REQUEST_TROUBLE: _trouble,
     history.REQUEST_MOVED: _moved,
+    history.REQUEST_WAITING: lambda event, data: f"waits for its turn: another model has the board of {data.get('model')}",
     history.REQUEST_TOKENS: lambda event, data: f"{data.get('n')} tokens were passed on",
     history.REQUEST_DONE: _done,
     history.ATTEMPT_ADMITTED: _admitted,
@@ -189,6 +190,7 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.FLEET_RESET_GRANTED: _reset_answer,
     history.FLEET_RESET_DENIED: _reset_answer,
     history.FLEET_ADMIN: _admin,
+    history.FLEET_SWITCH: lambda event, data: f"turn of {data.get('alias')} after {data.get('was')}: {data.get('reason')}",
     history.FLEET_ROLLOUT: lambda event, data: f"rollout {data.get('rollout')} of {data.get('alias')}: {data.get('text')}",
 }  # fmt: skip
 

@@ -133,17 +133,18 @@ def section(cls: type, path: str) -> str:
         nested = nested_struct(field.type)
         if nested:
             below.append((nested, f"{path}.{field.name}" + ("[]" if "tuple" in str(field.type) else "")))
-        default = "required" if field.required else ("" if nested else f"`{show(field)}`")
+        default = "required" if field.required else ("" if nested and field.default is not None else f"`{show(field)}`")
         rows.append((f"`{field.name}`", type_name(field.type), default, docs.get(field.name, "")))
     text = f"\n### `{path}`\n\n{inspect.getdoc(cls)}\n\n" + table(("key", "type", "default", "meaning"), rows)
     return text + "".join(section(nested, where) for nested, where in below)
 
 
 def nested_struct(kind: Any) -> type | None:
-    """The struct in `X` or `tuple[X, ...]`, if there is one."""
+    """The struct in `X`, `X | None` or `tuple[X, ...]`, if there is one."""
     info = msgspec.inspect.type_info(kind)
     item = getattr(info, "item_type", info)
-    return item.cls if isinstance(item, msgspec.inspect.StructType) else None
+    items = item.types if isinstance(item, msgspec.inspect.UnionType) else (item,)
+    return next((one.cls for one in items if isinstance(one, msgspec.inspect.StructType)), None)
 
 
 def show(field: Any) -> str:

@@ -142,9 +142,13 @@ class Fleet:
         known = ", ".join(board.name for board in self.config.boards)
         raise ConfigError(f"{self.path}: $.boards: no board named {name!r} (boards: {known})")
 
+    def models_of(self, board: str) -> tuple[ModelConfig, ...]:
+        """The models that are placed on the board: one, or more that take turns."""
+        return tuple(model for model in self.config.models if board in boards_of(self.config, model))
+
     def model_of(self, board: str) -> ModelConfig:
-        """The model that is placed on the board."""
-        return next(model for model in self.config.models if board in boards_of(self.config, model))
+        """The model that is placed on the board; of several that take turns the first."""
+        return self.models_of(board)[0]
 
     def scheduler_of(self, alias: str) -> SchedulerConfig | None:
         """The alias's `calculet-scheduler/v1` file, or None when it names none.

@@ -89,7 +89,7 @@ class RouterApp:
     def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig], name: str = FIRST) -> None:
         config = fleet.config.router
         self.fleet, self.config, self.name = fleet, config, name
-        self._supervised = False
+        self._supervised = self._report_due = False
         self.incarnation = secrets.randbits(32) or 1
         limited = [tenant.name for tenant in fleet.config.tenants if tenant.max_active or tenant.requests_per_s]
         grace_ns = 3 * config.lease_interval_ms * MS + int(RECOVERY_GRACE_S * S)
@@ -133,6 +133,8 @@ class RouterApp:
             actions.CloseLink: self._close_link,
             actions.Ended: self._ended,
             actions.Resent: lambda action: self.telemetry.resend(action.reason),
+            actions.Parked: lambda action: self._report_soon(),
+            actions.Unparked: self._unparked,
             actions.Ignored: lambda action: self.telemetry.count(
                 "calculet_router_bad_messages", action.count, reason=action.reason
             ),
@@ -350,6 +352,10 @@ class RouterApp:
         if action.request is not None:
             self.usage.append(action)
 
+    def _unparked(self, action: actions.Unparked) -> None:
+        self.telemetry.collectors("calculet_router_model_wait_seconds", model=action.alias).observe(action.waited_ns / S)
+        self._report_soon()
+
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
 
@@ -391,12 +397,19 @@ class RouterApp:
             self._report()
             self._loop.call_later(KNOCK_S, self._knock)
 
+    def _report_soon(self) -> None:
+        """Once in this pass of the loop: who waits for a model's turn has changed."""
+        if not self._report_due:
+            self._report_due = True
+            self._loop.call_soon(self._report)
+
     def _report(self) -> None:
+        self._report_due = False
         telemetry, roster = self.telemetry, self.dispatcher.roster
         report = wire.RouterReport(
             self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
-            self.dispatcher.tally.reports(),
+            self.dispatcher.tally.reports(), self.dispatcher.parking.waits(),
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -435,6 +448,10 @@ class RouterApp:
         collectors("calculet_router_connections").set(len(self._server.connections))
         collectors("calculet_router_streams").set(self._server.streams)
         collectors("calculet_router_body_bytes").set(self._server.body_bytes)
+        for alias in self.dispatcher.aliases.views():
+            if alias.parks or self.dispatcher.parking.count(alias.alias):
+                waiting = self.dispatcher.parking.count(alias.alias)
+                collectors("calculet_router_waiting_model", model=alias.alias).set(waiting)
         tenants = self.dispatcher.tenants
         for tenant, active in tenants.active.items():
             collectors("calculet_router_tenant_active", tenant=tenant).set(active)

@@ -108,7 +108,7 @@ def unload(alias: str, config: Path, yes: bool, detach: bool) -> None:
     _say_drain(fleet, "each board")
     _confirm(yes, f"{alias} will answer 503 until it is loaded again. Unload it?")
     boards = ask(fleet, "unload", alias=alias)["boards"]
-    while not detach and (left := _held(fleet, boards)):
+    while not detach and (left := _held(fleet, alias, boards)):
         time.sleep(GLANCE_S)
         del left
     click.echo(f"{alias} is unloaded" if not detach else f"{alias} is being unloaded")
@@ -211,7 +211,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         click.echo("no rollout yet")
 
 
-def _held(fleet: Fleet, boards: list[str]) -> list[str]:
-    """Boards that still hold something."""
+def _held(fleet: Fleet, alias: str, boards: list[str]) -> list[str]:
+    """Boards that still hold something of the alias."""
     rows = ask(fleet, "generations")["boards"]
-    return [row["board"] for row in rows if row["board"] in boards and row["generation"] is not None]
+    held = [row for row in rows if row["board"] in boards and row["generation"] is not None]
+    return [row["board"] for row in held if row["alias"] == alias]

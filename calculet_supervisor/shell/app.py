@@ -52,6 +52,7 @@ from calculet_supervisor.shell.status import outlook
 from calculet_supervisor.shell.store import Memory, Store, Wanted
 from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
 from calculet_supervisor.shell.telemetry import Telemetry
+from calculet_supervisor.shell.time_sharing import TimeSharing
 from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import (
     NOTHING_SEEN,
@@ -106,6 +107,7 @@ class Supervisor:
         self._crashes = CrashBundles(fleet)
         self._telemetry = Telemetry(self.reconciler, self.sightings, self._crashes, config)
         self.reconciler.attribution.failures = list(memory.failures)
+        self.time_sharing = TimeSharing(self, memory)
         self.rollouts = Rollouts(self, packages, memory)
         self.recovery = Recovery(self, memory)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -182,7 +184,7 @@ class Supervisor:
         condemned = {board: self.wanted.get(board, Wanted()).condemned is not None for board in self.boards}
         is_open = self.recovery.breaker.reason is not None
         return self._telemetry.exposition(
-            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open
+            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open, self.time_sharing.residents()
         )
 
     def _end(self, keeper_gone: bool) -> None:
@@ -282,7 +284,7 @@ class Supervisor:
                 log.debug("board %s: a report of pid=%d was ignored: not its worker", message.board, message.pid)
         elif isinstance(message, wire.RouterReport):
             self.sightings.heard_router(identity, message, now_ns)
-            if self.rollouts.live:
+            if self.rollouts.live or message.waiting:
                 self.decide_soon()
             if message.view_version < self.view.version:
                 self._link.send([identity, *wire.encode(self.view)])
@@ -318,6 +320,7 @@ class Supervisor:
         desired = self._desired()
         actions: list[Action] = self.reconciler.decide(desired, self.sightings.observed(), now_ns)
         self.recovery.tick(now_ns)
+        self.time_sharing.tick(now_ns)
         self.rollouts.tick(now_ns)
         for action in actions:
             self._performers[type(action)](action)
@@ -458,10 +461,10 @@ class Supervisor:
 
 
 def reset_limit(fleet: Fleet, board: str) -> int:
-    """`max_resets_per_10min` of the board's model where its scheduler file says something, else the fleet's."""
-    scheduler = fleet.scheduler_of(fleet.model_of(board).alias)
-    own = scheduler.recovery if scheduler else RecoveryConfig()
-    return (own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min
+    """`max_resets_per_10min` of the board's model where its scheduler file says something, else the fleet's; the least of them."""
+    schedulers = [fleet.scheduler_of(model.alias) for model in fleet.models_of(board)]
+    found = [scheduler.recovery if scheduler else RecoveryConfig() for scheduler in schedulers]
+    return min((own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min for own in found)
 
 
 def _fingerprint(fleet: Fleet, packages: dict[str, Package]) -> str:

@@ -98,7 +98,7 @@ class Recovery:
         if wanted.probation:
             self.condemn(board, f"it failed on probation: {what}")
             return
-        alias = supervisor.fleet.model_of(board).alias
+        alias = supervisor.time_sharing.alias_of(board)
         facts = supervisor.rollouts.facts(supervisor.boards)
         serving = [name for name, seen in facts.items() if seen.serves and seen.digest == digest]
         if (blame := self._attribution.blame(board, digest, serving, wall_s)) is not None:

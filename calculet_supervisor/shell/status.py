@@ -10,9 +10,11 @@ Fields are only ever added within a version of the schema. Absent is null, never
                  "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "max_inflight", "pingpong_off",
                  "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
-                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
+                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes",
+                 "time_shared": null or {"aliases", "resident", "waiting": {alias: {"requests", "oldest_s"}}, "switches",
+                                         "min_residence_s", "max_wait_s"}}],
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
-                  "versions": [{"digest", "requests", "failed"}]}]}
+                  "versions": [{"digest", "requests", "failed"}], "waiting": {alias: {"count", "oldest_ns"}}}]}
 
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.
@@ -47,7 +49,7 @@ _COPIED = (
 
 def board_status(
     board: BoardConfig, alias: str, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int,
-    condemned: str | None = None,
+    condemned: str | None = None, time_shared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One board's row."""
     report, life = seen.report, reconciler.lives.get(board.name)
@@ -69,6 +71,7 @@ def board_status(
         "why": why(life, seen, condemned),
         "condemned": condemned,
         "probation": wish.probation,
+        "time_shared": time_shared,
         "process": life.state.name if life else "ABSENT",
         "failures": life.restarts.failures if life else 0,
         "restarts_left": life.restarts.left(now_ns) if life else None,
@@ -83,7 +86,8 @@ def router_status(seen: RouterSeen) -> dict[str, Any]:
     """One router's row."""
     report = msgspec.structs.asdict(seen.report)
     counted = [{"digest": one.digest, "requests": one.requests, "failed": one.failed} for one in seen.report.versions]
-    return {**report, "versions": counted, "router": f"{seen.report.router:08x}"}
+    waiting = {alias: msgspec.structs.asdict(wait) for alias, wait in seen.report.waiting.items()}
+    return {**report, "versions": counted, "waiting": waiting, "router": f"{seen.report.router:08x}"}
 
 
 def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str | None:

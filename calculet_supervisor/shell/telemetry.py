@@ -38,6 +38,10 @@ class Telemetry:
                 value = getattr(section, field.name)
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     limits[f"{where}.{field.name}"] = value
+        for board in config.boards:
+            if board.time_shared is not None:
+                for field in fields(board.time_shared):
+                    limits[f"{board.name}.time_shared.{field.name}"] = getattr(board.time_shared, field.name)
         for name, value in limits.items():
             self._collectors("calculet_supervisor_limit", limit=name).set(value)
         self._collectors("calculet_supervisor_chaos_enabled").set(config.chaos.enabled)
@@ -49,6 +53,8 @@ class Telemetry:
             self._collectors("calculet_supervisor_restarts", board=note.board).inc()
         elif note.event == history.FLEET_ROLLOUT and note.data["state"] in _OVER:
             self._collectors("calculet_supervisor_rollouts_ended", state=note.data["state"].lower()).inc()
+        elif note.event == history.FLEET_SWITCH:
+            self._collectors("calculet_supervisor_switches", board=note.board).inc()
         elif note.event == history.FLEET_RESET_GRANTED:
             self._collectors("calculet_supervisor_resets", board=note.board).inc()
         elif note.event == history.FLEET_RESET_DENIED:
@@ -63,9 +69,10 @@ class Telemetry:
         self._collectors("calculet_supervisor_chaos_orders", fault=fault).inc()
 
     def exposition(
-        self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool
-    ) -> bytes:
-        """The scrape's text. `condemned` has every board."""
+        self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool,
+        residents: Mapping[tuple[str, str], bool],
+    ) -> bytes:  # fmt: skip
+        """The scrape's text. `condemned` has every board, `residents` every model of a time-shared board."""
         collectors, lives = self._collectors, self._reconciler.lives
         states = Counter(life.state for life in lives.values())
         for state in ProcessState:
@@ -81,6 +88,8 @@ class Telemetry:
             collectors("calculet_supervisor_rollouts", state=name.lower()).set(swaps[name])
         for board, aside in condemned.items():
             collectors("calculet_supervisor_board_condemned", board=board).set(int(aside))
+        for (board, model), here in residents.items():
+            collectors("calculet_supervisor_resident", board=board, model=model).set(int(here))
         collectors("calculet_supervisor_artifacts_quarantined").set(quarantined)
         collectors("calculet_supervisor_breaker_open").set(int(breaker))
         collectors("calculet_supervisor_view_version").set(view_version)

@@ -52,9 +52,9 @@ class Verbs:
         seen = supervisor.sightings.boards
         boards = [
             board_status(
-                board, supervisor.fleet.model_of(board.name).alias, supervisor.wish(board.name),
+                board, supervisor.time_sharing.alias_of(board.name), supervisor.wish(board.name),
                 seen.get(board.name, NOTHING_SEEN), supervisor.reconciler, supervisor.resets, now_ns,
-                supervisor.wanted.get(board.name, Wanted()).condemned,
+                supervisor.wanted.get(board.name, Wanted()).condemned, supervisor.time_sharing.status(board.name),
             )
             for board in supervisor.fleet.config.boards
         ]  # fmt: skip

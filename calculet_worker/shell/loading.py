@@ -68,10 +68,10 @@ def check_configuration(fleet: Fleet, board: BoardConfig) -> None:
     Raises:
         ConfigError: the scheduler file is wrong, or names a profile that the configured package does not have.
     """
-    model = fleet.model_of(board.name)
-    fleet.scheduler_of(model.alias)
-    try:
-        package = read_package(fleet.resolve(model.package))
-    except ArtifactError:
-        return
-    scheduler_for(fleet, board, model.alias, package)
+    for model in fleet.models_of(board.name):
+        fleet.scheduler_of(model.alias)
+        try:
+            package = read_package(fleet.resolve(model.package))
+        except ArtifactError:
+            continue
+        scheduler_for(fleet, board, model.alias, package)

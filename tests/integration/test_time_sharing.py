@@ -1,0 +1,165 @@
+"""Two models take turns on one board under load: each request is answered by its own model, none is lost, and everything is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders_fleet import Fleet, Packages, until
+from builders_swap import ask, until_over
+
+from calculet_core.history import check
+from calculet_core.shell.journal import read_journal
+from calculet_core.shell.packages import read_package
+
+COMMON, RARE = "toy", "rare"
+
+
+@pytest.fixture(scope="module")
+def artifacts(packages: Packages) -> dict[str, Path]:
+    return {COMMON: packages.get("sim-batch", "--step-ms", "2"), RARE: packages.get("sim-b1", "--step-ms", "1", "--lanes", "16")}
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, packages: Packages, artifacts: dict[str, Path]) -> Iterator[Fleet]:
+    """One board, shared by two models."""
+    fleet = Fleet(tmp_path_factory.mktemp("turns") / "fleet", artifacts[COMMON], packages.key.with_suffix(".pub"), boards=1)
+    config = json.loads(fleet.config.read_text())
+    config["boards"][0]["time_shared"] = {"min_residence_s": 0.3, "max_wait_s": 0.5, "max_waiting_requests": 8}
+    config["models"].append({"alias": RARE, "package": str(artifacts[RARE])})
+    fleet.config.write_text(json.dumps(config))
+    with fleet:
+        yield fleet
+
+
+def shared(fleet: Fleet) -> dict[str, Any]:
+    status = until(fleet.status, "the supervisor")
+    found: dict[str, Any] = status["boards"][0]["time_shared"]
+    return found
+
+
+class Clients:
+    """They go on asking for both models."""
+
+    def __init__(self, fleet: Fleet, **counts: int) -> None:
+        self.fleet, self.answers, self.failed = fleet, list[tuple[str, str]](), list[str]()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(alias,)) for alias, count in counts.items() for _ in range(count)]
+
+    def _ask(self, alias: str) -> None:
+        while not self._stop.is_set():
+            answer = self.fleet.completion(f"hello {alias}", max_tokens=20, model=alias)
+            if answer.status == 200:
+                self.answers.append((alias, answer.json()["system_fingerprint"]))
+            else:
+                self.failed.append(f"{alias}: {answer.status} {answer.body!r}")
+
+    def more(self, alias: str, count: int) -> None:
+        goal = sum(found == alias for found, _ in self.answers) + count
+        until(lambda: sum(found == alias for found, _ in self.answers) >= goal or self.failed, f"{count} more answers of {alias}")
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+
+
+def test_both_models_are_listed_and_the_one_that_waits_says_so(fleet: Fleet) -> None:
+    models = {model["id"]: model["calculet"]["state"] for model in fleet.get("/v1/models").json()["data"]}
+    assert models == {COMMON: "ready", RARE: "waits"}
+    assert fleet.get(f"/v1/models/{RARE}").status == 200
+    assert shared(fleet)["resident"] == COMMON
+
+
+def test_under_load_no_request_is_lost_while_models_take_turns_and_processes_die(fleet: Fleet, artifacts: dict[str, Path]) -> None:
+    digests = {alias: read_package(path).digest for alias, path in artifacts.items()}
+    with Clients(fleet, toy=4, rare=3) as clients:
+        for _ in range(2):
+            clients.more(RARE, 4)
+            clients.more(COMMON, 4)
+        dead = fleet.kill("supervisor")
+        until(lambda: fleet.pid("supervisor") not in (dead, None), "the keeper starts it again")
+        clients.more(RARE, 4)
+        clients.more(COMMON, 4)
+        resident = shared(fleet)["resident"]
+        fleet.kill("worker", "board0")  # who ran there is sent again, who waits has nothing there
+        for alias in (RARE, COMMON) if resident == COMMON else (COMMON, RARE):
+            clients.more(alias, 4)
+    assert clients.failed == []
+    assert {alias: {mark for found, mark in clients.answers if found == alias} for alias in digests} == {
+        alias: {digest} for alias, digest in digests.items()
+    }
+    assert shared(fleet)["waiting"] == {} or until(lambda: shared(fleet)["waiting"] == {}, "nobody waits any more") is not None
+    switches = [act for act in ask(fleet, "audit")["acts"] if act["verb"] == "switch"]
+    assert len(switches) >= 4 and all(act["board"] == "board0" and act["uid"] is None for act in switches)
+
+
+def test_turns_are_events_metrics_and_part_of_a_requests_story(fleet: Fleet) -> None:
+    told = fleet.cli("events").stdout
+    assert f"turn of {RARE} after {COMMON}" in told and "time_shared.max_wait_s is over" in told
+    text = fleet.get("/metrics").body.decode()
+    assert f'calculet_supervisor_resident{{board="board0",model="{shared(fleet)["resident"]}"}} 1.0' in text
+    assert 'calculet_router_model_wait_seconds_count{model="rare"}' in text and "calculet_router_waiting_model" in text
+    assert 'calculet_supervisor_limit{limit="board0.time_shared.max_waiting_requests"} 8.0' in text
+    events = read_journal(fleet.folder / "log" / "router.jsonl")
+    waited = next(event.request for event in events if event.event == "request.waiting_model")
+    story = fleet.cli("explain", f"{waited:016x}").stdout
+    assert "waits for its turn" in story and "turn of" in story and "completed" in story.splitlines()[0]
+    shown = fleet.cli("status").stdout
+    assert "turn of " in shown and "waiting: none" in shown
+
+
+def test_more_than_may_wait_is_429(fleet: Fleet) -> None:
+    other = RARE if shared(fleet)["resident"] == COMMON else COMMON
+    calls = [threading.Thread(target=lambda: statuses.append(fleet.completion("x", model=other).status)) for _ in range(12)]
+    statuses: list[int] = []
+    for call in calls:
+        call.start()
+    for call in calls:
+        call.join(60)
+    assert sorted(set(statuses)) == [200, 429] and statuses.count(200) >= 8
+
+
+def test_a_swap_of_a_waiting_model_takes_its_turn_and_both_go_on(fleet: Fleet, packages: Packages) -> None:
+    other = RARE if shared(fleet)["resident"] == COMMON else COMMON
+    green = packages.get("sim-b1", "--step-ms", "1", "--lanes", "8")
+    number = ask(fleet, "load", alias=other, package=str(green))["rollout"]
+    assert until_over(fleet, number)["state"] == "DONE"
+    assert shared(fleet)["resident"] == other
+    assert fleet.completion(model=other).json()["system_fingerprint"] == read_package(green).digest
+    assert fleet.completion(model=RARE if other == COMMON else COMMON).status == 200
+
+
+def test_an_unloaded_model_is_503_and_the_other_one_has_the_board(fleet: Fleet) -> None:
+    assert fleet.cli("unload", RARE, "--yes").returncode == 0
+    until(lambda: shared(fleet)["resident"] == COMMON, "the other one's turn")
+    until(lambda: fleet.completion(model=RARE).status == 503, "an unloaded model")
+    assert fleet.completion(model=COMMON).status == 200
+    assert until_over(fleet, ask(fleet, "rollback", alias=RARE)["rollout"])["state"] == "DONE"
+    assert fleet.completion(model=RARE).status == 200
+
+
+def test_a_stopped_board_is_503_at_once_and_not_a_wait(fleet: Fleet) -> None:
+    assert fleet.cli("stop", "board0").returncode == 0
+    until(lambda: fleet.get("/v1/models").json()["data"] == [], "nobody is offered")
+    began_s = time.monotonic()
+    assert fleet.completion(model=RARE).status == 503
+    assert time.monotonic() - began_s < 5
+    assert fleet.cli("start", "board0").returncode == 0
+    fleet.wait_ready(1)
+
+
+def test_the_journals_of_all_this_hold_every_promise(fleet: Fleet) -> None:
+    assert fleet.stop() == 0
+    events = sorted((event for path in (fleet.folder / "log").glob("*.jsonl") for event in read_journal(path)), key=lambda event: event.t)
+    assert check(events) == []
