@@ -132,6 +132,7 @@ class TraceSteps:
     logits_ready_ns: int
     sampling_ns: int | None
     rows: list[TracedRow]
+    bf16_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

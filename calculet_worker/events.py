@@ -75,6 +75,8 @@ class JobCompleted:
     completion: Completion
     arrived_ns: int = field(default=0, compare=False)
     """When the device thread had it; 0: not told."""
+    bf16_ns: int | None = field(default=None, compare=False)
+    """How long widening BF16 logits took after that; None: they came as float32."""
 
 
 @dataclass(frozen=True, slots=True)

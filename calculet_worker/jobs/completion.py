@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from calculet_core.faults import FaultKind, fault_of_status
 from calculet_core.jobs import Completion
 from calculet_worker.jobs.inflight import InflightJob
@@ -44,6 +46,8 @@ def judge(completion: Completion, entry: InflightJob | None, vocab_size: int) ->
     if logits is None or logits.ndim != 2 or logits.shape[0] < rows or logits.shape[1] != vocab_size:
         shape = None if logits is None else logits.shape
         return Faulty(FaultKind.OTHER, f"job {completion.job_id}: logits {shape}, expected [{rows}, {vocab_size}]")
+    if logits.dtype != np.float32:
+        return Faulty(FaultKind.INVALID_DTYPE, f"job {completion.job_id}: logits are {logits.dtype}, expected float32")
     logits = logits[:rows]
     if not (finite := finite_rows(logits)).all():
         bad = [row for row in range(rows) if not finite[row]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -19,10 +20,12 @@ from calculet_core import history
 from calculet_core.clock import S
 from calculet_core.config import ConstraintsConfig
 from calculet_core.errors import CalculetError, InvalidValue, OverCapacity, Unsupported
+from calculet_core.ids import WireKey
 from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules, ToolRule
 from calculet_worker import actions, events
 from calculet_worker.output.sampling import NO_TOKEN, Sampler
 from calculet_worker.shell.constraints import Constraints
+from calculet_worker.shell.prompts import Prompts
 from calculet_worker.shell.tokenizing import PromptTokenizer
 
 NUMBER = Constraint({"type": "integer", "minimum": 100, "maximum": 999})
@@ -268,3 +271,45 @@ def test_too_many_that_wait_is_429_and_too_slow_tells_whose_fault_it_is() -> Non
         assert isinstance(constraints.refusal(), OverCapacity)
     finally:
         constraints.close()
+
+
+class Slow(PromptTokenizer):
+    """Encodes when it is told to."""
+
+    go = threading.Event()
+
+    def encode(self, prompt: Prompt) -> Any:
+        self.go.wait(60)
+        return super().encode(prompt)
+
+
+async def run_too_slow(tokenizer: Slow) -> None:
+    told: list[Any] = []
+    prompts = Prompts(ConstraintsConfig(compile_timeout_ms=50, max_compiling=3), told.append, lambda seconds: None)
+    try:
+        actions_ = [actions.Tokenize(WireKey(number, 1, 1), Prompt(text="hi"), 2, NUMBER) for number in range(4)]
+        assert [prompts.start(action, tokenizer) for action in actions_[:3]] == [None] * 3
+        full = prompts.start(actions_[3], tokenizer)
+        assert isinstance(full, events.TokenizingFailed) and isinstance(full.error, OverCapacity), "max_compiling"
+        async with asyncio.timeout(30):
+            while len(told) < 3:
+                await asyncio.sleep(0.01)
+        codes = {event.key.request_id: event.error.code for event in told}
+        assert codes == {0: "unsupported", 1: "unsupported", 2: "over_capacity"}, "two threads had begun theirs, the third had not"
+        assert prompts.constraints.compiling == 0 and prompts.constraints.results["too_slow"] == 3
+        tokenizer.go.set()
+        done = prompts.start(actions_[0], tokenizer)
+        assert done is None
+        async with asyncio.timeout(30):
+            while len(told) < 4:
+                await asyncio.sleep(0.01)
+        assert isinstance(told[3], events.Tokenized) and told[3].matcher is not None
+        assert len(told) == 4, "what was given up is dropped"
+    finally:
+        tokenizer.go.set()
+        prompts.close()
+
+
+def test_what_is_not_compiled_in_time_is_told_and_dropped(tmp_path: Path) -> None:
+    Slow.go.clear()
+    asyncio.run(run_too_slow(Slow(a_chat_package(tmp_path))))
