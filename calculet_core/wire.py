@@ -55,6 +55,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True):
     accepted_ns: int
     want_token_ids: bool = False
     echo: bool = False
+    """The answer begins with the text of the prompt's ids."""
     constraint: Constraint | None = None
     """Sent only to workers whose hello says `constrains`."""
 

@@ -45,6 +45,8 @@ class Tokenize:
     size: int
     constraint: Constraint | None = None
     """Compiled too, always off the actor's path."""
+    echo: bool = False
+    """The answer is to begin with the prompt's text, which only the tokenizer knows: tell it too."""
 
 
 @dataclass(slots=True)

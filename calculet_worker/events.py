@@ -26,6 +26,8 @@ class Tokenized:
     key: WireKey
     token_ids: Any
     matcher: Any = None
+    echo: str = ""
+    """The prompt's text, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

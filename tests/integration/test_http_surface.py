@@ -63,6 +63,21 @@ def test_a_question_that_has_no_answer_is_a_clear_400(fleet: Fleet) -> None:
     assert fleet.get("/tokenize").status == 405
 
 
+def test_echo_of_texts_and_of_ids_whole_and_streamed(fleet: Fleet) -> None:
+    ids = [*"Hé".encode(), 257]
+    plain = fleet.completion(prompt=ids).text  # type: ignore[arg-type]
+    assert fleet.completion(prompt=ids, echo=True).text == "Hé<|eos|>" + plain  # type: ignore[arg-type]
+    long = [65] * 5000
+    assert fleet.post("/v1/completions", {"model": fleet.alias, "prompt": long, "echo": True, "max_tokens": 1}).status == 400, "too long"
+    asked = {"prompt": [ids, [72]], "n": 2, "echo": True, "max_tokens": 2}
+    choices = fleet.completion(**asked).json()["choices"]
+    assert [choice["text"][: len(text)] for choice, text in zip(choices, ["Hé<|eos|>", "Hé<|eos|>", "H", "H"], strict=True)] == ["Hé<|eos|>"] * 2 + ["H"] * 2
+    events = [json.loads(event) for event in fleet.stream({"prompt": ids, "echo": True, "max_tokens": 8}) if event != "[DONE]"]
+    assert "".join(event["choices"][0]["text"] for event in events) == "Hé<|eos|>" + plain
+    refused = fleet.completion(echo=True, logprobs=1)
+    assert (refused.status, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (400, "echo", "unsupported")
+
+
 # ---------------------------------------------------------------- extension, version, document
 def test_the_extension_counts_tokens_and_its_hash_is_the_answers(fleet: Fleet) -> None:
     body = {"model": fleet.alias, "prompt": "abc", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
