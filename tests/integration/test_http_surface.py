@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import hypothesis
@@ -270,6 +271,23 @@ def test_schemas_are_compiled_once_and_seen_in_the_metrics(fleet: Fleet) -> None
     for name in ('constraints_total{board="board0",result="cached"}', 'constraint_masks_total{board="board0"}', 'constraints_cached{board="board0"}'):
         assert float(metrics.partition(f"calculet_worker_{name} ")[2].split()[0]) > 0, name
     assert 'calculet_worker_limit{board="board0",limit="constraints.max_tools"} 128' in metrics
+
+
+# ---------------------------------------------------------------- what hurts elsewhere
+def test_junk_model_names_make_one_series_and_bad_requests_take_no_board_out(fleet: Fleet) -> None:
+    for number in range(40):
+        assert fleet.completion(model=f"junk-{number}").status == 404
+        assert fleet.completion(max_tokens=10**6).json()["error"]["code"] == "context_length_exceeded"
+    metrics = fleet.get("/metrics").body.decode()
+    assert "junk-" not in metrics and 'model="other",outcome="failed",status="404"' in metrics
+    assert fleet.ready_boards() == 2 and fleet.completion().status == 200, "a client's 400 says nothing of a board"
+
+
+def test_no_process_writes_into_another_s_pipe(fleet: Fleet) -> None:
+    for name, pid in fleet.pids().items():
+        for descriptor in (1, 2):
+            target = Path(f"/proc/{pid}/fd/{descriptor}").readlink()
+            assert target.is_file() and "pipe:" not in str(target), f"{name} would stop when nobody reads"
 
 
 # ---------------------------------------------------------------- other clients
