@@ -89,7 +89,10 @@ class JobTimings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """A finished job. `logits` is float32 [rows, vocabulary] (prefill: [1, vocabulary]) or None, valid until given back."""
+    """A finished job. `logits` is [rows, vocabulary] (prefill: [1, vocabulary]) or None, valid until given back.
+
+    Float32; from a device whose profile says `bfloat16`, its bits as uint16 until the executor has widened them.
+    """
 
     job_id: int
     generation: int

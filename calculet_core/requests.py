@@ -152,6 +152,8 @@ class SequenceState:
     output_token_ids: list[int] = field(default_factory=list)
     matcher: Any = None
     """Its constraint's state, a `calculet_worker.output.constraint.Matcher`; None: any token may come."""
+    echo: str = ""
+    """What the answer begins with before its first token."""
     waiting_since_ns: int = 0
     ready_since_ns: int = 0
     admitted_ns: int = 0

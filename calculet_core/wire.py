@@ -56,6 +56,7 @@ class Submit(msgspec.Struct, array_like=True, frozen=True):
     accepted_ns: int
     want_token_ids: bool = False
     echo: bool = False
+    """The answer begins with the text of the prompt's ids."""
     traceparent: str | None = None
     """W3C Trace Context: the parent of the worker's spans."""
     constraint: Constraint | None = None

@@ -53,7 +53,7 @@ class Call(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     echo: bool
-    """Text completions of text prompts: the answer starts with the prompt."""
+    """Text completions: the answer starts with the prompt; of token ids it is the worker that knows the text."""
     choices: int
     """How many answers the client gets: prompts x n."""
     unsaid: tuple[str, ...] = ()
@@ -225,10 +225,9 @@ def parse_text(body: bytes) -> Call:
             raise Unsupported(f"{name} is not supported here, only in /v1/chat/completions", param=name)
     prompts = _prompts(asked.prompt)
     echo = bool(asked.echo)
-    if echo and any(prompt.text is None for prompt in prompts):
-        raise Unsupported("echo of a prompt given as token ids is not supported", param="echo")
     if echo and asked.logprobs is not None:
-        raise Unsupported("echo together with logprobs is not supported: prompts have no log probabilities here", param="echo")
+        message = "echo together with logprobs is not supported: devices return the logits of a prompt's last position only"
+        raise Unsupported(message, param="echo")
     return _call(Kind.TEXT, asked, prompts, asked.max_tokens, asked.logprobs, echo)
 
 

@@ -238,7 +238,7 @@ def _call(summary: str, request: str, answer: str) -> dict[str, Any]:
     content = {"text/event-stream": {}, **_json(answer)}
     return {
         "summary": summary, "parameters": parameters, "requestBody": _body(request), "security": [{}, {"key": []}],
-        "responses": {"200": {"description": "The answer, whole or streamed", "content": content}, **_errors(*OF_ALL, *OF_CALLS)},
+        "responses": {"200": {"description": "The answer, whole or streamed", "content": content}, **errors(*OF_ALL, *OF_CALLS)},
     }  # fmt: skip
 
 
@@ -250,21 +250,21 @@ def _question(summary: str, request: str, answer: str) -> dict[str, Any]:
 def _get(
     summary: str,
     answer: str | None,
-    errors: tuple[int, ...] = (),
+    others: tuple[int, ...] = (),
     parameters: list[dict[str, Any]] | None = None,
     open_to_all: bool = False,
 ) -> dict[str, Any]:
     content = {"application/json": {}} if answer is None else _json(answer)
     return {
         "summary": summary, "parameters": parameters or [], "security": [{}] if open_to_all else [{}, {"key": []}],
-        "responses": {"200": {"description": "Success", "content": content}, **_errors(*OF_ALL, *errors)},
+        "responses": {"200": {"description": "Success", "content": content}, **errors(*OF_ALL, *others)},
     }  # fmt: skip
 
 
 def _text(summary: str) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}}
     success = {"description": "Success", "content": content}
-    return {"summary": summary, "security": [{}], "responses": {"200": success, **_errors(*OF_ALL)}}
+    return {"summary": summary, "security": [{}], "responses": {"200": success, **errors(*OF_ALL)}}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
+def errors(*statuses: int) -> dict[str, Any]:
     """Each status with the codes that it may carry."""
     found = {}
     for status in sorted(statuses):

@@ -8,6 +8,7 @@ without `[DONE]`: clients take a clean end for success.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ _EVENT_END = b"}\n\n"
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity."""
 _encode = msgspec.json.Encoder().encode
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Answer(Protocol):
@@ -320,6 +322,9 @@ class _Logprobs:
     def __init__(self, call: Call) -> None:
         self._shape: Callable[[int, list[TokenLogprob]], Any] = self._chat if call.kind is Kind.CHAT else self._text
         self._offsets = [0] * call.choices
+        asked = call.kind is Kind.TEXT and call.sampling.logprobs is not None
+        self._decoders = [_utf8_decoder("replace") for _ in range(call.choices)] if asked else []
+        """A character that is several tokens is at one offset: its first token's."""
 
     def take(self, index: int, tokens: list[TokenLogprob]) -> Any:
         """The `logprobs` object of these tokens of a choice."""
@@ -336,20 +341,27 @@ class _Logprobs:
         return {"content": content, "refusal": None}
 
     def _text(self, index: int, tokens: list[TokenLogprob]) -> Any:
-        names, offsets = [_name(token.token_bytes) for token in tokens], []
-        for name in names:
+        offsets, decode = [], self._decoders[index].decode
+        for token in tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(name)
+            self._offsets[index] += len(decode(token.token_bytes))
         return {
-            "tokens": names,
+            "tokens": [_name(token.token_bytes) for token in tokens],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
-            "top_logprobs": [{_name(data): _finite(logprob) for _, data, logprob in token.top} for token in tokens],
+            "top_logprobs": [_alternatives(token) for token in tokens],
             "text_offset": offsets,
         }
 
 
 def _chat_token(data: bytes, logprob: float) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float]:
+    """The best by name; the drawn one is always among them, so there may be one more than was asked for."""
+    found = {_name(data): _finite(logprob) for _, data, logprob in token.top}
+    found.setdefault(_name(token.token_bytes), _finite(token.logprob))
+    return found
 
 
 def _name(data: bytes) -> str:

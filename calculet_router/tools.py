@@ -123,7 +123,8 @@ def wish_of(asked: Any) -> Wish:
     if choice == "none" or not rules:
         return Wish(None, None if schema is None else Constraint(schema, param))
     rules, required = _chosen(rules, choice)
-    parallel = asked.parallel_tool_calls is not False
+    one = isinstance(choice, ToolChoice) and choice.type == "function"
+    parallel = asked.parallel_tool_calls is not False and not one
     constraint = Constraint(None if required else schema, param, tuple(rules.values()), required, parallel)
     return Wish([_told(tool.function) for tool in tools if tool.function.name in rules], constraint)
 

@@ -45,6 +45,8 @@ class Tokenize:
     size: int
     constraint: Constraint | None = None
     """Compiled too, always off the actor's path."""
+    echo: bool = False
+    """The answer is to begin with the prompt's text, which only the tokenizer knows: tell it too."""
 
 
 @dataclass(slots=True)
@@ -132,6 +134,7 @@ class TraceSteps:
     logits_ready_ns: int
     sampling_ns: int | None
     rows: list[TracedRow]
+    bf16_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from calculet_core.errors import CalculetError, ConstraintFailed
 from calculet_core.ids import WireKey
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_worker.actions import Action, ToRouter
+from calculet_worker.output.aligned import Aligned
 from calculet_worker.output.sampling import Sampler, greedy_rows
 from calculet_worker.output.text import TextStream
 from calculet_worker.output.tools import ToolCalls
@@ -30,8 +31,8 @@ class Answer:
     """One attempt's output: what was drawn and not sent yet."""
 
     __slots__ = (
-        "calls", "count", "error", "finish", "key", "logprobs", "matcher", "queued", "router", "sampler", "shown", "text",
-        "token_ids", "unshown", "usage", "watches",
+        "aligned", "calls", "count", "error", "finish", "key", "logprobs", "matcher", "queued", "router", "sampler", "shown",
+        "text", "token_ids", "unshown", "usage", "watches",
     )  # fmt: skip
 
     def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream) -> None:
@@ -40,9 +41,10 @@ class Answer:
         self.sampler, self.text = sampler, text
         self.matcher = sampler.matcher
         self.calls = ToolCalls() if request.constraint is not None and request.constraint.tools else None
-        self.watches = bool(request.stop.strings) or self.matcher is not None
-        """A stop string or its constraint may end it: text is made as tokens are drawn."""
-        self.count, self.shown = 0, ""
+        self.aligned = Aligned() if request.sampling.logprobs is not None else None
+        self.watches = bool(request.stop.strings) or self.matcher is not None or self.aligned is not None
+        """Text is made as tokens are drawn: a stop string or its constraint may end it, or log probabilities keep step with it."""
+        self.count, self.shown = 0, seq.echo
         self.unshown: list[int] = []
         self.token_ids: list[int] | None = [] if request.want_token_ids else None
         self.logprobs: list[wire.TokenLogprob] | None = None if request.sampling.logprobs is None else []
@@ -59,6 +61,8 @@ class Answer:
             text += push(token)
         if self.finish is not None:
             text += self.text.flush()
+            if self.aligned is not None and self.logprobs is not None:
+                self.logprobs += self.aligned.rest()
         elif self.matcher is not None and self.error is None:
             self.matcher.prepare()
         parts = None
@@ -193,8 +197,8 @@ class Answers:
                 answer.sampler.note(token)
             return token
         drawn = answer.sampler.draw(row, self._vocabulary)
-        if answer.logprobs is not None and drawn.logprob is not None:
-            answer.logprobs.append(drawn.logprob)
+        if answer.aligned is not None:
+            answer.aligned.drawn = drawn.logprob
         return drawn.token_id
 
     def take(self, seq: SequenceState, token: int) -> FinishReason | None:
@@ -210,7 +214,10 @@ class Answers:
         if answer.sampler.stops(token, generated):
             return FinishReason.STOP
         if answer.watches:
-            answer.shown += answer.text.push(token)
+            text = answer.text.push(token)
+            answer.shown += text
+            if answer.aligned is not None and answer.logprobs is not None:
+                answer.logprobs += answer.aligned.take(len(text), answer.text.held, answer.text.stopped)
             if answer.text.stopped or (answer.matcher is not None and answer.matcher.complete):
                 return FinishReason.STOP
         else:

@@ -74,7 +74,7 @@ class Attempts:
         self.deadlines.add(seq)
         self._tokenizing[key] = size
         self._tokenizing_bytes += size
-        out.append(Tokenize(key, message.prompt, size, message.constraint))
+        out.append(Tokenize(key, message.prompt, size, message.constraint, message.echo))
 
     def _stale(self, message: wire.Submit) -> CalculetError | None:
         """What the router's view says must be what is here (architecture: identity)."""
@@ -115,8 +115,8 @@ class Attempts:
             now_ns,
         )
         if isinstance(decision, Admit | Queue):
-            if event.matcher is not None:
-                self.registry.constrain(seq, event.matcher)
+            if event.matcher is not None or event.echo:
+                self.registry.prepare(seq, event.matcher, event.echo)
             serving.wait(seq, ids, decision.max_new_tokens, queued=isinstance(decision, Queue))
             self._outbox.accept(seq)
         else:

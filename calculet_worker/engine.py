@@ -388,7 +388,7 @@ class Engine:
         steps = TraceSteps(
             job.job_id, job.generation, job.kind, completion.engine, completion.status.value, completion.timings,
             job.profile.compiled_batch, entry.built_ns, event.arrived_ns, now_ns, sampling_ns if job.want_logits else None,
-            entry.traced,
+            entry.traced, event.bf16_ns,
         )  # fmt: skip
         self._traces.append(steps)
 

@@ -26,6 +26,8 @@ class Tokenized:
     key: WireKey
     token_ids: Any
     matcher: Any = None
+    echo: str = ""
+    """The prompt's text, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class JobCompleted:
     completion: Completion
     arrived_ns: int = field(default=0, compare=False)
     """When the device thread had it; 0: not told."""
+    bf16_ns: int | None = field(default=None, compare=False)
+    """How long widening BF16 logits took after that; None: they came as float32."""
 
 
 @dataclass(frozen=True, slots=True)

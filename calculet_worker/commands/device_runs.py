@@ -12,6 +12,7 @@ from calculet_core.artifact import Package
 from calculet_core.errors import ArtifactError
 from calculet_core.jobs import Completion, Job, JobHandle, JobKind, OutputStatus
 from calculet_worker.device.base import Device
+from calculet_worker.output.bf16 import BITS, widen
 
 JOB_LIMIT_NS = 300 * 10**9
 
@@ -73,7 +74,7 @@ class Runs:
     def _run(self, job: Job, part: bool = False) -> Any:
         """Logits of the job's only row, as a copy; None for a part of a prompt."""
         done = self._done(job, part)
-        logits = None if done.logits is None else np.array(done.logits[0])
+        logits = None if done.logits is None else _row(done.logits[0])
         self._device.give_back(done)
         return logits
 
@@ -85,3 +86,8 @@ class Runs:
         if not isinstance(done, Completion) or done.status is not OutputStatus.DONE:
             raise ArtifactError(f"the device does not finish a {job.kind} job")
         return done
+
+
+def _row(row: Any) -> Any:
+    """A copy that outlives the lease, float32 [vocabulary]."""
+    return widen(row) if row.dtype == BITS else np.array(row)

@@ -45,6 +45,7 @@ from calculet_worker.device.faults import (
     StaleCompletion,
     WaitTimeout,
 )
+from calculet_worker.output.bf16 import BITS, narrow
 
 FAULTS_OPTION = "faults"
 ARM_OPTION = "faults_arm"
@@ -231,7 +232,7 @@ class FaultyDevice:
             return _with_exception(completion, job, fault.row)
         if isinstance(fault, BadNumbers) and completion.logits is not None:
             logits = np.array(completion.logits)
-            logits[fault.row % len(logits)] = fault.value
+            logits[fault.row % len(logits)] = narrow([fault.value])[0] if logits.dtype == BITS else fault.value
             return dataclasses.replace(completion, logits=logits)
         return completion
 

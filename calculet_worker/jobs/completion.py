@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from calculet_core.faults import FAULT_POLICY, FaultKind, fault_of_status
 from calculet_core.jobs import Completion
 from calculet_core.requests import SequenceState
@@ -60,6 +62,8 @@ def judge(
     if not _has_shape(logits, rows, vocab_size):
         shape = None if logits is None else logits.shape
         return Faulty(FaultKind.OTHER, f"job {completion.job_id}: logits {shape}, expected [{rows}, {vocab_size}]")
+    if logits.dtype != np.float32:
+        return Faulty(FaultKind.INVALID_DTYPE, f"job {completion.job_id}: logits are {logits.dtype}, expected float32")
     logits = logits[:rows]
     if not (finite := finite_rows(logits)).all():
         bad = [row for row in range(rows) if not finite[row]]

@@ -122,10 +122,10 @@ class Sampler:
         return best if (chosen := self._pick(logits)) is None else chosen  # nothing left: the model's own choice stands
 
     def _choose_allowed(self, row: Floats, matcher: Matcher) -> int:
-        if (forbidden := matcher.forbidden()) is None:
+        if (mask := matcher.mask()) is None:
             return NO_TOKEN
         logits = self._adjusted(row)
-        logits[forbidden] = -np.inf
+        logits += mask
         only = int(logits.argmax())
         if not math.isfinite(logits[only]):
             return NO_TOKEN
@@ -134,7 +134,7 @@ class Sampler:
         if chosen is None:
             chosen = only
         matcher.accept(chosen)
-        return chosen
+        return NO_TOKEN if matcher.failure else chosen
 
     def _adjusted(self, row: Floats) -> Floats:
         """A copy of the row with bias and penalties."""

@@ -28,6 +28,11 @@ class TextStream:
         self.stopped = False
         """A stop string came; the text ends before it."""
 
+    @property
+    def held(self) -> int:
+        """Characters that a stop string may yet take back."""
+        return len(self._held)
+
     def push(self, token_id: int) -> str:
         """The text that this token makes certain; it may be empty, or longer than the token's own."""
         return self._release(self._decode(self._vocabulary[token_id]))

@@ -4,15 +4,11 @@ Everything here but the masks runs on threads of its own, beside the actor. Comp
 of work ("fuel"), by time and by how many requests may wait for it; what is compiled is kept, and each answer gets a copy. A schema
 that cannot be compiled is its request's error and names the parameter. The library is imported with the first constraint, so that
 workers that never see one do not pay for it; without it workers say so in their hello.
-
-JSON is written as `json.dumps` writes it (`, ` and `: `, no line ends): a model that may put spaces anywhere may never stop doing
-so.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import threading
 import time
 from collections import OrderedDict
@@ -26,8 +22,8 @@ from numpy.typing import NDArray
 
 from calculet_core.config import ConstraintsConfig
 from calculet_core.errors import CalculetError, InternalError, InvalidValue, OverCapacity, Unsupported
-from calculet_core.requests import Constraint, Prompt, ToolRule
-from calculet_worker.output.tools import HEAD, MIDDLE, OPEN, TAIL
+from calculet_core.requests import Constraint, Prompt
+from calculet_worker.output.grammars import call_grammar, schema_text
 from calculet_worker.shell.tokenizing import PromptTokenizer
 
 if TYPE_CHECKING:
@@ -35,13 +31,9 @@ if TYPE_CHECKING:
 
 AVAILABLE = importlib.util.find_spec("llguidance") is not None
 POOL_THREADS = 2
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-FORMATS = frozenset((
-    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-))  # fmt: skip
-"""Of strings, that the library can keep to."""
-VALUES = frozenset(("enum", "const", "default", "examples"))
-"""Keywords whose values are data and no schemas."""
+MAX_PIECE = 32
+"""Bytes of the longest token that is tried where a tokenizer cannot encode a text itself."""
+_MASK_OF_BIT = np.array([-np.inf, 0.0], np.float32)
 RESULTS = ("compiled", "cached", "refused", "too_slow", "too_many")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -52,35 +44,35 @@ Done = Callable[[Any, Any], None]
 class GrammarMatcher:
     """`output.constraint.Matcher` over the library's; used by one thread at a time."""
 
-    __slots__ = ("_forbidden", "_matcher", "_size", "_told", "complete", "failure")
+    __slots__ = ("_mask", "_matcher", "_size", "_told", "complete", "failure")
 
     def __init__(self, matcher: LLMatcher, size: int, told: list[int]) -> None:
         self._matcher, self._size, self._told = matcher, size, told
-        self._forbidden: NDArray[np.bool_] | None = None
+        self._mask: NDArray[np.float32] | None = None
         self.complete, self.failure = False, ""
 
-    def forbidden(self) -> NDArray[np.bool_] | None:
-        """Which ids may not come next, bool [vocabulary]; None: see `failure`."""
+    def mask(self) -> NDArray[np.float32] | None:
+        """What is added to logits, float32 [vocabulary]; None: see `failure`."""
         self.prepare()
-        return None if self.failure else self._forbidden
+        return None if self.failure else self._mask
 
     def prepare(self) -> None:
         """Work the next mask out unless it is there."""
-        if self._forbidden is not None or self.complete or self.failure:
+        if self._mask is not None or self.complete or self.failure:
             return
         start_ns = time.monotonic_ns()
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        self._forbidden = np.unpackbits(bits, count=self._size, bitorder="little") == 0
+        bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), count=self._size, bitorder="little")
+        self._mask = _MASK_OF_BIT.take(bits)
         self._told[0] += 1
         self._told[1] += time.monotonic_ns() - start_ns
         if self._matcher.is_error():
             self.failure = f"the grammar takes too much work (constraints.step_fuel): {_in_short(self._matcher.get_error())}"
-        elif self._forbidden.all():
+        elif not bits.any():
             self.failure = "no token of this model's vocabulary can follow"
 
     def accept(self, token_id: int) -> None:
         """The token that came."""
-        self._forbidden = None
+        self._mask = None
         if not self._matcher.consume_token(token_id):
             self.failure = f"the grammar does not take token {token_id}: {_in_short(self._matcher.get_error())}"
         elif self._matcher.is_stopped():
@@ -217,12 +209,28 @@ def grammar_tokenizer(tokenizer: PromptTokenizer) -> LLTokenizer:
         special_token_ids = [token_id for token_id, data in enumerate(tokenizer.vocabulary) if not data]
 
         def __call__(self, text: str) -> list[int]:
-            return [int(token_id) for token_id in tokenizer.encode_plain(text)]
+            ids = [int(token_id) for token_id in tokenizer.encode_plain(text)]
+            if b"".join([tokenizer.vocabulary[token_id] for token_id in ids]) == text.encode():
+                return ids
+            return _spelled(text.encode(), longest)  # of a tokenizer that drops or replaces what it does not know
 
+    longest = {data: token_id for token_id, data in enumerate(tokenizer.vocabulary) if data}
     if not tokenizer.eos_token_ids:
         raise Unsupported("this model has no end-of-sequence token, so no schema can be kept to", param="response_format")
     wrapper = llguidance.TokenizerWrapper(Vocabulary())
     return llguidance.LLTokenizer(wrapper, n_vocab=len(tokenizer.vocabulary), eos_token=list(tokenizer.eos_token_ids))
+
+
+def _spelled(text: bytes, ids: dict[bytes, int]) -> list[int]:
+    """The text by the longest tokens that begin it, as far as they go."""
+    found: list[int] = []
+    while text:
+        size = next((size for size in range(min(len(text), MAX_PIECE), 0, -1) if text[:size] in ids), 0)
+        if not size:
+            break
+        found.append(ids[text[:size]])
+        text = text[size:]
+    return found
 
 
 def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer, config: ConstraintsConfig) -> LLMatcher:
@@ -242,7 +250,7 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer, config: C
         _check_each(constraint, tokenizer, limits)
         grammar = llguidance.LLMatcher.grammar_from_lark(call_grammar(constraint))
     else:
-        grammar = _schema_grammar(constraint.schema)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(constraint.schema or {}))
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise _refused(param_of(constraint), matcher.get_error())
@@ -273,64 +281,19 @@ def _check_each(constraint: Constraint, tokenizer: LLTokenizer, limits: LLParser
     if constraint.schema is not None:
         places.append((constraint.schema, constraint.param))
     for schema, param in places:
-        if error := llguidance.LLMatcher.validate_grammar(_schema_grammar(schema), tokenizer, limits=limits):
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema))
+        if error := llguidance.LLMatcher.validate_grammar(grammar, tokenizer, limits=limits):
             raise _refused(param, error)
-
-
-def _schema_grammar(schema: Any) -> str:
-    import llguidance
-
-    return llguidance.LLMatcher.grammar_from_json_schema(_json(schema))
 
 
 def _refused(param: str, error: str) -> CalculetError:
     message = _in_short(error)
-    if "Unimplemented" in message or "too complex" in message or "fuel" in message:
+    if "too big" in message:
+        return Unsupported(f"{param}: it takes too much work to compile (constraints.compile_fuel): {message}", param=param)
+    if "Unimplemented" in message:
         return Unsupported(f"{param}: {message}", param=param)
     return InvalidValue(f"{param}: {message}", param=param)
 
 
 def _in_short(error: str) -> str:
     return " ".join(error.partition("<state>")[0].split())[:300]
-
-
-def call_grammar(constraint: Constraint) -> str:
-    """Calls as `output.tools` reads them; where none is required, also an answer by schema, or free text before calls."""
-    calls = " | ".join(f"call{place}" for place in range(len(constraint.tools)))
-    more = " more*" if constraint.parallel else ""
-    rules = [f"rest: ({calls}) {_text(TAIL)}", f"more: {_text(chr(10) + OPEN)} rest"]
-    rules += [_call(place, tool) for place, tool in enumerate(constraint.tools)]
-    if constraint.required:
-        rules.insert(0, f"start: {_text(OPEN)} rest{more}")
-    elif constraint.schema is not None:
-        rules.insert(0, f"start: {_text(OPEN)} rest{more} | %json {_json(constraint.schema)}")
-    else:
-        rules.insert(0, f"start: begun rest{more} | TEXT")
-        rules += [f"begun[lazy]: TEXT {_text(OPEN)}", "TEXT: /(.|\\n)*/"]
-    return "%llguidance {}\n" + "\n".join(rules) + "\n"
-
-
-def _call(place: int, tool: ToolRule) -> str:
-    return f"call{place}: {_text(HEAD + tool.name + MIDDLE)} %json {_json(tool.parameters)}"
-
-
-def _json(schema: dict[str, Any]) -> str:
-    return json.dumps({**_known_formats(schema), "x-guidance": JSON_FORM})
-
-
-def _known_formats(schema: Any) -> Any:
-    """The schema without formats that nobody knows: JSON Schema takes them for remarks."""
-    if isinstance(schema, list):
-        return [_known_formats(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        name: value if name in VALUES else _known_formats(value)
-        for name, value in schema.items()
-        if name != "format" or not isinstance(value, str) or value in FORMATS
-    }
-
-
-def _text(text: str) -> str:
-    return json.dumps(text)
-

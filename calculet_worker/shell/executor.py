@@ -1,9 +1,9 @@
 """The device thread: everything of the board that may block happens here, and nothing else does.
 
 `submit` is called on the actor's thread, as a device never blocks in it; the device thread then waits for completions and hands
-each to the loop. While a job is out it waits in slices, so that a reset or an end is not kept waiting by a job's time limit; with
-nothing out it sleeps on its inbox. A job whose deadline passes is reported lost (rc 13) but still waited for: its late
-completion is what proves that its buffers are free.
+each to the loop, BF16 logits widened to float32. While a job is out it waits in slices, so that a reset or an end is not kept
+waiting by a job's time limit; with nothing out it sleeps on its inbox. A job whose deadline passes is reported lost (rc 13) but
+still waited for: its late completion is what proves that its buffers are free.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from calculet_core.clock import MS
-from calculet_core.jobs import Holdings, JobHandle, ReturnCode
+from calculet_core.jobs import Completion, Holdings, JobHandle, ReturnCode
 from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
 from calculet_worker.device.base import Device
 from calculet_worker.events import (
@@ -29,6 +30,7 @@ from calculet_worker.events import (
     JobRefused,
     JobSubmitted,
 )
+from calculet_worker.output.bf16 import BITS, Widener
 
 SLICE_NS = 50 * MS
 log = logging.getLogger("calculet.executor")
@@ -46,6 +48,7 @@ class Executor:
         self._unproven: set[int] = set()
         """Jobs reported lost whose end nobody has seen."""
         self._busy = _BusyClock()
+        self._widener = Widener()
         self._stopping = False
         self._start()
 
@@ -108,7 +111,7 @@ class Executor:
             if self._deadlines.pop(found.job_id, None) is not None:
                 self._busy.change(-1)
             self._unproven.discard(found.job_id)
-            self._deliver(JobCompleted(found, time.monotonic_ns()))
+            self._deliver(self._completed(found))
         elif found == ReturnCode.TIMEOUT:
             now = time.monotonic_ns()
             for job_id, deadline in self._deadlines.copy().items():
@@ -118,6 +121,13 @@ class Executor:
             for job_id in self._deadlines.copy():
                 self._lose(job_id, found)
             self._unproven.clear()  # the device has said that it will not tell
+
+    def _completed(self, found: Completion) -> JobCompleted:
+        arrived_ns = time.monotonic_ns()
+        if found.logits is None or found.logits.dtype != BITS or found.logits.ndim != 2:
+            return JobCompleted(found, arrived_ns)
+        wide = replace(found, logits=self._widener.widen(found.buffer_id, found.logits))
+        return JobCompleted(wide, arrived_ns, time.monotonic_ns() - arrived_ns)
 
     def _lose(self, job_id: int, rc: ReturnCode) -> None:
         if self._deadlines.pop(job_id, None) is not None:

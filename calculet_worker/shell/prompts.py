@@ -13,7 +13,6 @@ from typing import Any
 from calculet_core.clock import S
 from calculet_core.config import ConstraintsConfig
 from calculet_core.errors import CalculetError, Unsupported
-from calculet_core.ids import WireKey
 from calculet_core.requests import Constraint
 from calculet_worker.actions import Tokenize
 from calculet_worker.events import Event, Tokenized, TokenizingFailed
@@ -35,10 +34,10 @@ class Prompts:
         if action.constraint is not None:
             return self._constrained(action, action.constraint, tokenizer)
         if tokenizer.is_quick(action.prompt, action.size):
-            return event_of(action.key, tokenizer.encode_or_error(action.prompt))
+            return event_of(action, tokenizer, tokenizer.encode_or_error(action.prompt))
 
         def done(result: Any) -> None:
-            self._loop.call_soon_threadsafe(self._tell, event_of(action.key, result))
+            self._loop.call_soon_threadsafe(self._tell, event_of(action, tokenizer, result))
 
         self.pool.encode(tokenizer, action.prompt, done)
         return None
@@ -64,7 +63,7 @@ class Prompts:
             self._took((time.monotonic_ns() - started_ns) / S)
             if isinstance(result, CalculetError):
                 constraints.results["refused"] += 1
-            self._tell(event_of(key, result, matcher))
+            self._tell(event_of(action, tokenizer, result, matcher))
 
         def too_late() -> None:
             constraints.compiling -= 1
@@ -79,6 +78,8 @@ class Prompts:
         return None
 
 
-def event_of(key: WireKey, result: Any, matcher: Any = None) -> Event:
+def event_of(action: Tokenize, tokenizer: PromptTokenizer, result: Any, matcher: Any = None) -> Event:
     """What the engine hears: ids, or an error."""
-    return TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result, matcher)
+    if isinstance(result, CalculetError):
+        return TokenizingFailed(action.key, result)
+    return Tokenized(action.key, result, matcher, tokenizer.text_of(result.tolist()) if action.echo else "")

@@ -84,6 +84,14 @@ class PromptTokenizer:
             raise InvalidValue("prompt: it is empty, so there is no token to start from", param="prompt")
         return ids
 
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The ids' bytes as text; what is no UTF-8 on its own becomes U+FFFD, and control tokens are spelled out."""
+        return b"".join([self.piece(token_id) for token_id in token_ids]).decode(errors="replace")
+
+    def piece(self, token_id: int) -> bytes:
+        """A token's bytes; of a control token its name."""
+        return self.vocabulary[token_id] or self.control_names.get(token_id, "").encode()
+
     def encode_plain(self, text: str) -> TokenIds:
         """Ids of a text in which nothing is a control token, int32 [n]."""
         return self._codec.encode(self._shield(text).split(CUT))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from builders_engine import EOS, Driver, Fault, a_manifest, a_package, a_scheduler, next_token, reference, text_of
+from builders_engine import EOS, VOCABULARY, Driver, Fault, Told, a_manifest, a_package, a_scheduler, next_token, reference, text_of
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
@@ -113,6 +115,42 @@ def test_token_ids_and_logprobs_come_with_the_tokens() -> None:
     driver.until(lambda: told.ended)
     assert [token for piece in told.pieces for token in piece.token_ids or []] == reference([1, 2, 3], 3)
     assert [one.token_id for piece in told.pieces for one in piece.logprobs or []] == reference([1, 2, 3], 3)
+
+
+def logprobs_of(told: Told) -> list[int]:
+    return [one.token_id for piece in told.pieces for one in piece.logprobs or []]
+
+
+def test_logprobs_are_of_the_text_alone_and_never_run_ahead_of_it() -> None:
+    whole, tokens = text_of([1, 2, 3], 8), reference([1, 2, 3], 8)
+    sampling = SamplingParams(temperature=0.0, logprobs=0)
+    driver = Driver().ready()
+    stopped = driver.submit(1, [1, 2, 3], 8, sampling=sampling, stop=StopRules(strings=(whole[3:5],)))
+    held = driver.submit(2, [1, 2, 3], 8, sampling=sampling, stop=StopRules(strings=(whole[3:5] + "~never",)))
+    ended = driver.submit(3, [1, 2, 3], 8, sampling=SamplingParams(temperature=0.0, logprobs=0, logit_bias={EOS: 100.0}))
+    driver.until(lambda: stopped.ended and held.ended and ended.ended)
+    assert (stopped.text, logprobs_of(stopped)) == (whole[:3], tokens[:3]), "what the stop string took back has none"
+    assert (held.text, logprobs_of(held)) == (whole, tokens)
+    for told in (stopped, held):
+        text = entries = 0
+        for piece in told.pieces:
+            text, entries = text + len(piece.text), entries + len(piece.logprobs or [])
+            assert text == entries, "one character a token here"
+    assert (ended.text, logprobs_of(ended)) == ("", []), "EOS is no text"
+
+
+def test_an_answer_may_begin_with_the_prompt_s_text() -> None:
+    class Echoing(Driver):
+        def tokenized(self, action: actions.Tokenize) -> events.Tokenized:
+            found = super().tokenized(action)
+            text = b"".join(VOCABULARY[token] for token in action.prompt.token_ids or ()).decode()
+            return replace(found, echo=text if action.echo else "")
+
+    driver = Echoing().ready()
+    told, plain = driver.submit(1, [1, 2, 3], 4, echo=True), driver.submit(2, [1, 2, 3], 4)
+    driver.until(lambda: told.ended and plain.ended)
+    assert told.text == "123" + text_of([1, 2, 3], 4) and plain.text == text_of([1, 2, 3], 4)
+    assert told.last.usage and told.last.usage.completion_tokens == 4
 
 
 def test_a_seed_gives_the_same_answer_on_every_worker_and_without_one_workers_differ() -> None:

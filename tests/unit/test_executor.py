@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from calculet_core.batches import BatchProfile, KvLayout
@@ -35,6 +36,7 @@ from calculet_worker.events import (
     JobRefused,
     JobSubmitted,
 )
+from calculet_worker.output.bf16 import narrow
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 
 DEADLINE_S = 10.0
@@ -264,3 +266,25 @@ def test_a_thread_that_is_stuck_in_the_device_does_not_hold_up_the_end(executor:
     assert board.entered.wait(DEADLINE_S)
     assert not executor.stop(0.05)
     assert board.closed_on is None
+
+
+def test_bf16_logits_arrive_as_float32_in_a_buffer_of_their_lease(board: ScriptedBoard) -> None:
+    arrived: queue.Queue[Any] = queue.Queue()
+    executor = Executor(board, arrived.put)  # type: ignore[arg-type]
+    numbers = np.array([[1.0, -2.5, 3.0], [0.5, 1e30, -1e-30]], np.float32)
+    try:
+        for job_id, buffer_id, rows in ((1, 7, 2), (2, 8, 2), (3, 7, 1)):
+            executor.submit(a_submission(job_id))
+            done = Completion(job_id, 1, OutputStatus.DONE, narrow(numbers[:rows] * job_id), EngineBank.PING, JobTimings(), buffer_id)
+            board.outcomes.put(done)
+            event = arrived.get(timeout=DEADLINE_S)
+            assert isinstance(event, JobCompleted) and event.bf16_ns is not None and event.bf16_ns >= 0
+            logits = event.completion.logits
+            assert logits.dtype == np.float32 and np.allclose(logits, numbers[:rows] * job_id, rtol=2**-8)
+            assert not logits.flags.writeable and event.completion.buffer_id == buffer_id
+            if job_id == 1:
+                first = logits
+            elif job_id == 2:
+                assert np.allclose(first, numbers, rtol=2**-8), "another lease's numbers are elsewhere"
+    finally:
+        executor.stop(DEADLINE_S)

@@ -159,7 +159,7 @@ def test_a_call_has_a_bounded_number_of_choices() -> None:
 
 def test_echo_works_for_text_and_is_refused_where_it_cannot() -> None:
     assert parse_text(text(echo=True)).echo
-    assert refused(text(echo=True, prompt=[1]), parse_text).param == "echo"
+    assert parse_text(text(echo=True, prompt=[1])).echo
     assert refused(text(echo=True, logprobs=1), parse_text).param == "echo"
 
 
