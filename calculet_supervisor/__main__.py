@@ -18,7 +18,8 @@ from calculet_supervisor.shell.reloading import BornAgain, become_new
 from calculet_supervisor.shell.starting import serve
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="calculet", prog_name="calculet-supervisor")
 def main() -> None:
     """Keeps a fleet's boards alive."""
 

@@ -33,7 +33,8 @@ class _Group(click.Group):
         return super().get_command(context, name)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="calculet", prog_name="calculet-worker")
 def cli() -> None:
     """One board's worker."""
 
