@@ -51,13 +51,13 @@ class WindowBudget:
 
 
 class TokenBucket:
-    """A rate of `per_s` with bursts of up to `burst`."""
+    """A rate of `per_s` with bursts of up to `burst`; it begins full, or with `level`."""
 
     __slots__ = ("_at_ns", "_level", "burst", "per_s")
 
-    def __init__(self, per_s: float, burst: float, now_ns: int) -> None:
+    def __init__(self, per_s: float, burst: float, now_ns: int, level: float | None = None) -> None:
         self.per_s, self.burst = per_s, burst
-        self._level, self._at_ns = burst, now_ns
+        self._level, self._at_ns = burst if level is None else min(level, burst), now_ns
 
     def take(self, now_ns: int, amount: float = 1.0) -> bool:
         """Take `amount` if it is there."""

@@ -38,23 +38,41 @@ class Tenants:
     """Configured tenants with what they have used, and the keys. A rate allows bursts of one second, and at least one request."""
 
     def __init__(self, configs: Iterable[TenantConfig], now_ns: int, require_keys: bool = False) -> None:
-        self._configs = {config.name: config for config in configs}
-        self.anonymous = Identity(self._configs[DEFAULT])
-        self.active = dict.fromkeys(self._configs, 0)
+        self.active: dict[str, int] = {}
         """Requests by tenant that were let in and have not ended."""
-        self._rates = {
-            name: TokenBucket(config.requests_per_s, max(1.0, config.requests_per_s), now_ns)
-            for name, config in self._configs.items()
-            if config.requests_per_s is not None
-        }
-        self._require_keys = require_keys
-        self._holders: dict[bytes, _Holder] | None = {} if require_keys else None
-        self._has_headers = {name for name, config in self._configs.items() if name in self._rates or config.max_active is not None}
+        self._configs: dict[str, TenantConfig] = {}
+        self._rates: dict[str, TokenBucket] = {}
+        self._keys: KeyFile | None = None
+        self._holders: dict[bytes, _Holder] | None = None
         self.keys_version = 0
+        self.take_configs(configs, now_ns, require_keys)
+
+    # ---------------------------------------------------------------- the configuration
+    def take_configs(self, configs: Iterable[TenantConfig], now_ns: int, require_keys: bool = False) -> None:
+        """Other tenants, weights and limits from now on. What was let in runs on, above a smaller limit, too; of a rate that
+        changes what is left counts on, within the new burst."""
+        before, self._configs = self._configs, {config.name: config for config in configs}
+        self.anonymous = Identity(self._configs[DEFAULT])
+        self.active = {name: active for name, active in self.active.items() if active or name in self._configs}
+        rates, self._rates = self._rates, {}
+        for name, config in self._configs.items():
+            self.active.setdefault(name, 0)
+            if (rate := config.requests_per_s) is None:
+                continue
+            known = before.get(name)
+            if known is not None and known.requests_per_s == rate:
+                self._rates[name] = rates[name]
+                continue
+            level = rates[name].level(now_ns) if name in rates else None
+            self._rates[name] = TokenBucket(rate, max(1.0, rate), now_ns, level)
+        self._has_headers = {name for name, config in self._configs.items() if name in self._rates or config.max_active is not None}
+        self._require_keys = require_keys
+        self.take_keys(self._keys)
 
     # ---------------------------------------------------------------- keys
     def take_keys(self, keys: KeyFile | None) -> None:
         """Another version of the key file is in force; without a file nobody needs a key."""
+        self._keys = keys
         if keys is None:
             self._holders, self.keys_version = ({} if self._require_keys else None), 0
             return
@@ -100,7 +118,7 @@ class Tenants:
 
     def admit(self, tenant: TenantConfig, requests: int, now_ns: int) -> CalculetError | None:
         """Take one call's rate and its requests' actives, or say which limit is full; `release` gives the actives back."""
-        limit, active = tenant.max_active, self.active[tenant.name]
+        limit, active = tenant.max_active, self.active.get(tenant.name, 0)
         if limit is not None and active + requests > limit:
             return TenantQuota(f"tenant {tenant.name!r}: {active} of {limit} requests are active (max_active)")
         if error := self.take_rate(tenant, now_ns):
@@ -119,6 +137,8 @@ class Tenants:
     def release(self, tenant: TenantConfig, requests: int) -> None:
         """Actives of an ended call."""
         self.active[tenant.name] -= requests
+        if not self.active[tenant.name] and tenant.name not in self._configs:
+            del self.active[tenant.name]  # the last of a tenant that is configured no more
 
     def headers(self, tenant: TenantConfig, now_ns: int) -> bytes:
         """`x-ratelimit-*` lines: what the tenant may still ask for right now, and when its rate is whole again."""

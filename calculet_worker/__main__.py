@@ -48,7 +48,7 @@ def run(config: Path, board_name: str) -> None:
     Exit codes: 0 commanded, 70 a bug, 75 the board is unavailable, 78 the configuration is wrong.
     """
     from calculet_core.shell.fleet import load_fleet, make_folders
-    from calculet_core.shell.logs import keep_copy, set_up_logs
+    from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
     from calculet_core.shell.stacks import ignore_dumps
     from calculet_worker.shell.app import exit_code_of, serve
     from calculet_worker.shell.loading import check_configuration
@@ -60,6 +60,7 @@ def run(config: Path, board_name: str) -> None:
         board = fleet.board(board_name)
         check_configuration(fleet, board)
         make_folders(fleet)
+        set_level(fleet.config.log.level)
         keep_copy(f"worker-{board_name}", fleet.log(f"worker-{board_name}"))
         code, reason = serve(fleet, board)
         logging.info("ends with code %d: %s", code, reason)

@@ -27,13 +27,13 @@ from calculet_core.wire import FleetView
 from calculet_supervisor.attribution import Failure
 from calculet_supervisor.rollout import AliasVersion, Rollout
 
-SCHEMA = 2
+SCHEMA = 3
 SPENDS_KEPT_S = 3600
 FAILURES_KEPT_S = 86_400
 AUDIT_KEPT = 10_000
 ROLLOUTS_KEPT = 200
 VERSIONS_KEPT = 50
-"""Of each alias."""
+"""Of each alias, and of the configuration."""
 BUSY_TIMEOUT_S = 5.0
 log = logging.getLogger("calculet.store")
 T = TypeVar("T")
@@ -63,6 +63,11 @@ CREATE INDEX alias_version_alias ON alias_version (alias, version);
 CREATE TABLE quarantine (digest TEXT PRIMARY KEY, reason TEXT NOT NULL, wall_s REAL NOT NULL) STRICT;
 CREATE TABLE failure (wall_s REAL NOT NULL, body BLOB NOT NULL) STRICT;
 CREATE TABLE flag (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+""",
+    3: """
+CREATE TABLE configuration (
+    version INTEGER PRIMARY KEY AUTOINCREMENT, wall_s REAL NOT NULL, allow_downtime INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT;
 """,
 }
 """What each later schema adds to the one before."""
@@ -96,6 +101,17 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """A configuration that was put in force."""
+
+    version: int
+    wall_s: float
+    allow_downtime: bool
+    body: bytes
+    """`calculet_core.applying.Standing`, encoded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Everything that was remembered. Spends are monotonic nanoseconds, by (kind, board)."""
 
@@ -110,6 +126,8 @@ class Memory:
     """Artifact digest -> why it was set aside."""
     failures: list[Failure] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
+    applied: Applied | None = None
+    """The newest; None: this is the fleet's first start."""
 
 
 class Store:
@@ -188,6 +206,10 @@ class Store:
         await asyncio.get_running_loop().run_in_executor(self._thread, write_atomic, file, content)
         return published
 
+    async def configure(self, body: bytes, allow_downtime: bool, act: Act) -> Applied:
+        """Put a configuration in force, with who said so."""
+        return await self._do(lambda: self._configure(body, allow_downtime, act))
+
     async def audit(self, last: int = 100) -> list[dict[str, Any]]:
         """The newest administrative acts, newest first."""
         return await self._do(lambda: self._audit(last))
@@ -229,8 +251,21 @@ class Store:
             boards, view, spends, versions, {rollout.alias: rollout for rollout in rollouts},
             dict(self._db.execute("SELECT digest, reason FROM quarantine").fetchall()),
             [msgspec.json.decode(body, type=Failure) for (body,) in recent],
-            dict(self._db.execute("SELECT name, value FROM flag").fetchall()),
+            dict(self._db.execute("SELECT name, value FROM flag").fetchall()), self._applied(),
         )  # fmt: skip
+
+    def _applied(self) -> Applied | None:
+        newest = "SELECT version, wall_s, allow_downtime, body FROM configuration ORDER BY version DESC LIMIT 1"
+        row = self._db.execute(newest).fetchone()
+        return Applied(row[0], row[1], bool(row[2]), row[3]) if row else None
+
+    def _configure(self, body: bytes, allow_downtime: bool, act: Act) -> Applied:
+        row = (time.time(), int(allow_downtime), body)
+        added = self._db.execute("INSERT INTO configuration (wall_s, allow_downtime, body) VALUES (?, ?, ?)", row)
+        version = added.lastrowid or 0
+        self._db.execute("DELETE FROM configuration WHERE version <= ?", (version - VERSIONS_KEPT,))
+        self._audit_act(act)
+        return Applied(version, row[0], allow_downtime, body)
 
     def _next(self, counter: str, at_least: int) -> int:
         row = self._db.execute("SELECT value FROM counter WHERE name = ?", (counter,)).fetchone()

@@ -52,6 +52,10 @@ class Telemetry:
         """A frame was ignored."""
         self._metric("calculet_worker_bad_messages", reason=reason).inc()
 
+    def take_tenants(self, tenants: Iterable[str]) -> None:
+        """Other names are configured now."""
+        self._tenants = frozenset(tenants)
+
     def _tenant(self, name: str) -> str:
         """A label from a closed set."""
         return name if name in self._tenants else OTHER
