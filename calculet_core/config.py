@@ -440,6 +440,13 @@ class CrashConfig(_Section, frozen=True):
     """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
 
 
+class LogConfig(_Section, frozen=True):
+    """What processes say on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below it are left out. `CALCULET_LOG_LEVEL` of a process's environment goes before it."""
+
+
 class ChaosConfig(_Section, frozen=True):
     """Faults on purpose in a running fleet (`calculet chaos`): for fleets that are there to be broken."""
 
@@ -479,6 +486,7 @@ class FleetConfig(_Section, frozen=True):
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
     chaos: ChaosConfig = ChaosConfig()
+    log: LogConfig = LogConfig()
 
 
 SOCKET_PATH_MAX = 107

@@ -285,6 +285,12 @@ class WorkerReport(msgspec.Struct, frozen=True):
     chips: list[ChipReport] = []
     rss_bytes: int = 0
     lost_messages: int = 0
+    config_start: str = ""
+    """Digest of what it took of the configuration at its start (`calculet_core.applying`)."""
+    config_live: str = ""
+    """Digest of what it holds of it live."""
+    config_error: str | None = None
+    """Why the last configuration that it was told to take was not taken."""
 
 
 # ------------------------------------------------------------------------------------------------ supervisor -> worker
@@ -346,6 +352,14 @@ class StopWorker(msgspec.Struct, frozen=True):
 
     seq: int
     deadline_ms: int
+
+
+class TakeConfiguration(msgspec.Struct, frozen=True):
+    """To a worker or a router: read the configuration again, and take what can be taken live. `live` is the digest that it must
+    have then; a file with another one is not taken."""
+
+    version: int
+    live: str
 
 
 class Disturb(msgspec.Struct, frozen=True):
@@ -411,6 +425,10 @@ class RouterReport(msgspec.Struct, frozen=True):
     """Only while more than one artifact has been served lately."""
     waiting: dict[str, ModelWait] = {}
     """By alias: what waits for its turn on a time-shared board."""
+    config_start: str = ""
+    """As a worker's; likewise the next two."""
+    config_live: str = ""
+    config_error: str | None = None
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -467,7 +485,7 @@ class FleetView(msgspec.Struct, frozen=True):
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
     | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
-    | Disturb
+    | Disturb | TakeConfiguration
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -491,6 +509,7 @@ KINDS: dict[bytes, type[Any]] = {
     b"la": LookupAnswer,
     b"fv": FleetView,
     b"di": Disturb,
+    b"tc": TakeConfiguration,
 }
 
 _KIND_OF: dict[type[Any], bytes] = {cls: kind for kind, cls in KINDS.items()}

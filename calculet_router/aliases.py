@@ -21,11 +21,15 @@ class Aliases:
     """Names that may be served, and each one's deadlines; `configured` maps an alias to its admission settings."""
 
     def __init__(self, configured: Mapping[str, AdmissionConfig]) -> None:
-        self._configured = dict(configured)
+        self.take_configured(configured)
         self._views: dict[str, AliasView] = {}
         self._turns: dict[str, float] = {}
         self.mixed = False
         """Some alias has two artifacts."""
+
+    def take_configured(self, configured: Mapping[str, AdmissionConfig]) -> None:
+        """Other aliases and deadlines, from now on."""
+        self._configured = dict(configured)
 
     def take(self, views: Iterable[AliasView]) -> None:
         """A newer fleet view's aliases replace all."""

@@ -80,6 +80,10 @@ class Dispatcher:
             events.Overslept: self._overslept,
         }
 
+    def take_config(self, config: RouterConfig) -> None:
+        """Other limits from now on."""
+        self._config = config
+
     def handle(self, event: events.Event, now_ns: int) -> Out:
         """Decide; `now_ns` is CLOCK_MONOTONIC."""
         out: Out = []

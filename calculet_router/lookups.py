@@ -104,10 +104,14 @@ class Lookups:
     """All questions; `roster` and `aliases` are read only."""
 
     def __init__(self, config: RouterConfig, roster: Roster, aliases: Aliases, tenants: Tenants) -> None:
-        self._limit, self._timeout_ns = config.max_lookups, config.lookup_timeout_ms * MS
+        self.take_config(config)
         self._roster, self._aliases, self._tenants = roster, aliases, tenants
         self._pending: dict[int, Pending] = {}
         self._counter = self._turn = 0
+
+    def take_config(self, config: RouterConfig) -> None:
+        """Limits, from now on."""
+        self._limit, self._timeout_ns = config.max_lookups, config.lookup_timeout_ms * MS
 
     def __len__(self) -> int:
         """Questions that have no answer yet."""

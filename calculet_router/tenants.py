@@ -42,24 +42,36 @@ class Tenants:
     """
 
     def __init__(self, configs: Iterable[TenantConfig], require_keys: bool = False, limits: Limits | None = None) -> None:
-        self._configs = {config.name: config for config in configs}
-        self.anonymous = Identity(self._configs[DEFAULT])
-        self.active = dict.fromkeys(self._configs, 0)
+        self.active: dict[str, int] = {}
         """Requests by tenant that this router let in and that have not ended."""
         self._limits: Limits = LocalLimits() if limits is None else limits
+        self._keys: KeyFile | None = None
+        self._holders: dict[bytes, _Holder] | None = None
+        self.keys_version = 0
+        self.take_configs(configs, require_keys)
+
+    # ---------------------------------------------------------------- the configuration
+    def take_configs(self, configs: Iterable[TenantConfig], require_keys: bool = False) -> None:
+        """Other tenants, weights and limits from now on. What was let in runs on, above a smaller limit, too; of a rate that
+        changes, what is owed already is owed still."""
+        self._configs = {config.name: config for config in configs}
+        self.anonymous = Identity(self._configs[DEFAULT])
+        self.active = {name: active for name, active in self.active.items() if active or name in self._configs}
+        for name in self._configs:
+            self.active.setdefault(name, 0)
         self._rates = {
             name: Rate(config.requests_per_s, max(1.0, config.requests_per_s))
             for name, config in self._configs.items()
             if config.requests_per_s is not None
         }
-        self._require_keys = require_keys
-        self._holders: dict[bytes, _Holder] | None = {} if require_keys else None
         self._has_headers = {name for name, config in self._configs.items() if name in self._rates or config.max_active is not None}
-        self.keys_version = 0
+        self._require_keys = require_keys
+        self.take_keys(self._keys)
 
     # ---------------------------------------------------------------- keys
     def take_keys(self, keys: KeyFile | None) -> None:
         """Another version of the key file is in force; without a file nobody needs a key."""
+        self._keys = keys
         if keys is None:
             self._holders, self.keys_version = ({} if self._require_keys else None), 0
             return
@@ -112,7 +124,7 @@ class Tenants:
             if limit is not None:
                 self._limits.give(name, requests)
             return error
-        self.active[name] += requests
+        self.active[name] = self.active.get(name, 0) + requests
         return None
 
     def take_rate(self, tenant: TenantConfig, now_ns: int) -> CalculetError | None:
@@ -128,6 +140,8 @@ class Tenants:
         self.active[tenant.name] -= requests
         if tenant.max_active is not None:
             self._limits.give(tenant.name, requests)
+        if not self.active[tenant.name] and tenant.name not in self._configs:
+            del self.active[tenant.name]  # the last of a tenant that is configured no more
 
     def headers(self, tenant: TenantConfig, now_ns: int) -> bytes:
         """`x-ratelimit-*` lines: what the tenant may still ask for right now, and when its rate is whole again."""

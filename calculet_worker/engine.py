@@ -10,6 +10,7 @@ job's end is followed to its consequences here, because only here requests, gene
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from calculet_core import history, wire
@@ -102,6 +103,7 @@ class Engine:
             events.DeviceUnconfigured: self._device_unconfigured,
             events.DeviceReset: self._device_reset,
             events.CountersRead: self._counters_read,
+            events.TenantsChanged: self._tenants_changed,
             events.TimeCame: lambda e, now, out: None,
         }
 
@@ -206,6 +208,12 @@ class Engine:
     # ---------------------------------------------------------------- requests
     def _request_arrived(self, event: events.RequestArrived, now_ns: int, out: Actions) -> None:
         self.attempts.arrived(event, self.control.refusal(), now_ns, out)
+
+    def _tenants_changed(self, event: events.TenantsChanged, now_ns: int, out: Actions) -> None:
+        """For this generation, and those that come."""
+        self._lasting = replace(self._lasting, tenants=event.tenants)
+        if self.serving is not None:
+            self.serving.fair.take_tenants(event.tenants)
 
     # ---------------------------------------------------------------- jobs
     def _job_submitted(self, event: events.JobSubmitted, now_ns: int, out: Actions) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calculet_core import wire
+from calculet_core.config import TenantConfig
 from calculet_core.errors import CalculetError
 from calculet_core.ids import WireKey
 from calculet_core.jobs import Completion, EngineBank, Holdings
@@ -165,6 +166,13 @@ class CountersRead:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantsChanged:
+    """The configuration has other weights and limits now."""
+
+    tenants: tuple[TenantConfig, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """`Engine.next_wakeup_ns()` has passed."""
 
@@ -172,5 +180,5 @@ class TimeCame:
 Event = (
     RequestArrived | Tokenized | TokenizingFailed | CancelAsked | RouterLost | JobSubmitted | JobRefused | JobCompleted
     | JobLost | LaneReleased | CommandArrived | PackageVerified | DeviceConfigured | DeviceUnconfigured | DeviceReset
-    | CountersRead | TimeCame
+    | CountersRead | TenantsChanged | TimeCame
 )  # fmt: skip

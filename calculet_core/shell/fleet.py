@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from calculet_core.applying import Standing
 from calculet_core.config import (
     BoardConfig,
     FleetConfig,
@@ -187,6 +188,15 @@ class Fleet:
         elif (scheduler := self.scheduler_of(alias)) is not None:
             model = next(model for model in self.config.models if model.alias == alias)
             check_profiles(scheduler, proven, digest, str(self.resolve(model.scheduler or "")))
+
+
+def standing_of(fleet: Fleet) -> Standing:
+    """The configuration with its scheduler files.
+
+    Raises:
+        ConfigError: a scheduler file is missing or wrong.
+    """
+    return Standing(fleet.config, {model.alias: fleet.scheduler_of(model.alias) for model in fleet.config.models})
 
 
 def read_config(path: Path) -> bytes:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -41,14 +42,32 @@ _SIZE = _WORD * (_ROW_AT + _ROW * TENANTS)
 _FLOCK = struct.Struct("hhqqi0q")
 """`struct flock`: type, whence, start, length, pid."""
 _MUTEX = 0
+NEVER_NS = -(1 << 62)
+log = logging.getLogger("calculet.limits")
 
 
 class LimitsUnavailable(OSError):
     """The file cannot be used; the message names it and says why."""
 
 
+def open_limits(path: Path, limited: Collection[str], grace_ns: int) -> SharedLimits | None:
+    """The ledger `path` for the tenants `limited`, and for those that get a limit later. None, and a warning, where it cannot be
+    used while nobody has a limit: a limit that comes later then holds for each process.
+
+    Raises:
+        LimitsUnavailable: it cannot be used, and somebody has a limit.
+    """
+    try:
+        return SharedLimits(path, limited, grace_ns)
+    except LimitsUnavailable as error:
+        if limited:
+            raise
+        log.warning("tenants' limits would hold for each process alone: %s", error)
+        return None
+
+
 class SharedLimits:
-    """The ledger `path`, for the tenants named; any other tenant has none.
+    """The ledger `path`, for the tenants named and for whoever else takes from it.
 
     Args:
         grace_ns: for how long what a dead process had taken still counts.
@@ -112,12 +131,16 @@ class SharedLimits:
         if not self._enter(PATIENCE_S):
             return False
         try:
+            row = self._known(tenant)
             if self.total(tenant) + amount > limit:
                 self._sweep(time.monotonic_ns())
                 if self.total(tenant) + amount > limit:
                     return False
-            self._words[self._rows[tenant] + 2 + self._slot] += amount
+            self._words[row + 2 + self._slot] += amount
             return True
+        except LimitsUnavailable as error:
+            log.error("tenant %s is refused: %s", tenant, error)
+            return False
         finally:
             self._leave()
 
@@ -131,7 +154,9 @@ class SharedLimits:
 
     def total(self, tenant: str) -> int:
         """See `Limits`."""
-        row = self._rows[tenant] + 2
+        if (row := self._rows.get(tenant)) is None:
+            return 0
+        row += 2
         return sum(self._words[row : row + HOLDERS])
 
     def take_rate(self, tenant: str, rate: Rate, now_ns: int) -> bool:
@@ -139,17 +164,28 @@ class SharedLimits:
         if not self._enter(PATIENCE_S):
             return False
         try:
-            due_ns = rate.take(self.due_ns(tenant), now_ns)
+            row = self._known(tenant)
+            due_ns = rate.take(self._words[row + 1], now_ns)
             if due_ns is None:
                 return False
-            self._words[self._rows[tenant] + 1] = due_ns
+            self._words[row + 1] = due_ns
             return True
+        except LimitsUnavailable as error:
+            log.error("tenant %s is refused: %s", tenant, error)
+            return False
         finally:
             self._leave()
 
     def due_ns(self, tenant: str) -> int:
         """See `Limits`."""
-        return self._words[self._rows[tenant] + 1]
+        row = self._rows.get(tenant)
+        return NEVER_NS if row is None else self._words[row + 1]
+
+    def _known(self, tenant: str) -> int:
+        """The tenant's row, with the lock held: it may have got its limit while this process runs."""
+        if tenant not in self._rows:
+            self._rows[tenant] = self._row_of(tenant)
+        return self._rows[tenant]
 
     # ---------------------------------------------------------------- the dead
     def sweep(self) -> None:

@@ -19,6 +19,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import msgspec
 import zmq
 
 from calculet_core import wire
+from calculet_core.applying import Standing
 from calculet_core.clock import MS, S
 from calculet_core.config import AdmissionConfig
 from calculet_core.errors import CalculetError, ConfigError, ExitCode, ShuttingDown
@@ -33,11 +35,12 @@ from calculet_core.history import Event
 from calculet_core.shell.chaos import Carrier
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import read_bounded
-from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
+from calculet_core.shell.fleet import Fleet, load_fleet, make_folders, standing_of
+from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal
-from calculet_core.shell.limits import SharedLimits
+from calculet_core.shell.limits import open_limits
 from calculet_core.shell.link import Frames, connect_dealer
-from calculet_core.shell.logs import keep_copy
+from calculet_core.shell.logs import keep_copy, set_level
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
@@ -93,7 +96,7 @@ class RouterApp:
         self.incarnation = secrets.randbits(32) or 1
         limited = [tenant.name for tenant in fleet.config.tenants if tenant.max_active or tenant.requests_per_s]
         grace_ns = 3 * config.lease_interval_ms * MS + int(RECOVERY_GRACE_S * S)
-        self._limits = SharedLimits(fleet.limits("active"), limited, grace_ns) if limited else None
+        self._limits = open_limits(fleet.limits("active"), limited, grace_ns)
         tenants = Tenants(fleet.config.tenants, config.require_keys, self._limits)
         self._keys = KeyWatch(fleet.keys, tenants.take_keys)
         self._tls = open_tls(fleet, config.tls)
@@ -109,6 +112,8 @@ class RouterApp:
         self._counted_usage = [0, 0]
         self._dashboard: Dashboard | None = None
         self.draining = self.closed = False
+        self._holding = Holding(fleet, "router")
+        self._tasks: set[asyncio.Task[None]] = set()
         self._chaos = Carrier(name, self.journal) if fleet.config.chaos.enabled else None
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -152,6 +157,7 @@ class RouterApp:
         raise_file_limit(self.config.max_connections + SPARE_FILES)
         for name in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(name, self._signalled)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload, None)
         watch_death_pipe(self._keeper_gone)
         self._load_view()
         metrics = await serve_metrics(self.fleet.metrics_socket(self.name), self._own_exposition)
@@ -386,10 +392,37 @@ class RouterApp:
             self._supervised = True
             self.feed(events.ViewPublished(message))
             self._report()
+        elif isinstance(message, wire.TakeConfiguration):
+            self._reload(message.live)
         elif isinstance(message, wire.Disturb) and self._chaos is not None:
             self._chaos.take(message)
         else:
             self._bad_message("unexpected")
+
+    # ---------------------------------------------------------------- another configuration
+    def _reload(self, wanted: str | None) -> None:
+        """The supervisor's word, or SIGHUP (`wanted` None: whatever the file says)."""
+        task = self._loop.create_task(self._take_configuration(wanted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take_configuration(self, wanted: str | None) -> None:
+        """Tenants, keys' aliases, deadlines and limits, at once and together; requests that run are not touched."""
+        standing = await self._holding.read(wanted)
+        if standing is not None:
+            self.fleet = replace(self.fleet, config=standing.fleet)
+            fresh, old = standing.fleet.router, self.config
+            at_start = {name: getattr(old, name) for name in ("listen", "admin_listen", "tls", "lease_interval_ms")}
+            config = self.config = msgspec.structs.replace(fresh, **at_start)
+            set_level(standing.fleet.log.level)
+            raise_file_limit(config.max_connections + SPARE_FILES)
+            self._server.take_config(config)
+            self.dispatcher.take_config(config)
+            self.lookups.take_config(config)
+            self.telemetry.take_limits(config)
+            self.dispatcher.aliases.take_configured(admissions_of(standing))
+            self.dispatcher.tenants.take_configs(standing.fleet.tenants, config.require_keys)
+        self._report()
 
     def _knock(self) -> None:
         """Until the supervisor has answered for the first time, it is told more often that we are here."""
@@ -409,7 +442,8 @@ class RouterApp:
         report = wire.RouterReport(
             self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
-            self.dispatcher.tally.reports(), self.dispatcher.parking.waits(),
+            self.dispatcher.tally.reports(), self.dispatcher.parking.waits(), self._holding.start, self._holding.live,
+            self._holding.error,
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -475,17 +509,11 @@ class RouterApp:
 
 
 
-def load_admissions(fleet: Fleet) -> dict[str, AdmissionConfig]:
-    """Alias -> its deadlines.
-
-    Raises:
-        ConfigError: a scheduler file is wrong.
-    """
-    found = {}
-    for model in fleet.config.models:
-        scheduler = fleet.scheduler_of(model.alias)
-        found[model.alias] = AdmissionConfig() if scheduler is None else scheduler.admission
-    return found
+def admissions_of(standing: Standing) -> dict[str, AdmissionConfig]:
+    """Alias -> its deadlines."""
+    return {
+        alias: AdmissionConfig() if scheduler is None else scheduler.admission for alias, scheduler in standing.schedulers.items()
+    }
 
 
 def raise_file_limit(wanted: int) -> None:
@@ -513,7 +541,8 @@ async def serve(config: Path, name: str = FIRST) -> int:
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r} cannot be a router's name: router, or router-NAME")
     fleet = load_fleet(config)
-    admissions = load_admissions(fleet)
+    admissions = admissions_of(standing_of(fleet))
     make_folders(fleet)
+    set_level(fleet.config.log.level)
     keep_copy(name, fleet.log(name))
     return await RouterApp(fleet, admissions, name).run()

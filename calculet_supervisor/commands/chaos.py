@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import config_option, open_fleet
+from calculet_supervisor.commands.common import completed_by, config_option, open_fleet
 
 PASSED_ON = {"ignore_unknown_options": True}
 
@@ -19,7 +19,7 @@ def chaos() -> None:
 
 
 @chaos.command(context_settings=PASSED_ON)
-@click.argument("scenario")
+@click.argument("scenario", shell_complete=completed_by("scenarios"))
 @config_option
 @click.option("--seed", type=int, default=0, show_default=True, help="Draws the faults' times and boards, and the load.")
 @click.option("--json", "as_json", is_flag=True, help="The outcome as JSON, schema calculet-perf-chaos/v1.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calculet_supervisor.commands.common import config_option, end, open_fleet
+from calculet_supervisor.commands.common import completed_by, config_option, end, open_fleet
 
 if TYPE_CHECKING:
     from calculet_core.history import Event
@@ -25,7 +25,7 @@ GLANCE_S = 0.2
 @config_option
 @click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
 @click.option("--last", "-n", type=click.IntRange(0), default=40, show_default=True, help="How many to begin with.")
-@click.option("--board", help="Only of this board.")
+@click.option("--board", help="Only of this board.", shell_complete=completed_by("boards"))
 @click.option("--all", "everything", is_flag=True, help="Also every version of the fleet view.")
 @click.option("--json", "as_json", is_flag=True, help="The journals' own lines.")
 def events(config: Path, follow: bool, last: int, board: str | None, everything: bool, as_json: bool) -> None:

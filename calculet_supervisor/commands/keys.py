@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calculet_supervisor.commands.common import config_option, end, open_fleet
+from calculet_supervisor.commands.common import completed_by, config_option, end, json_option, open_fleet, say
 
 if TYPE_CHECKING:
     from calculet_core.keys import KeyFile, KeyRecord
@@ -35,7 +35,7 @@ def keys() -> None:
 
 @keys.command()
 @config_option
-@click.argument("tenant")
+@click.argument("tenant", shell_complete=completed_by("tenants"))
 @click.option("--note", default="", help="For the list: who has it, what for.")
 @click.option("--expires-days", type=click.FloatRange(min=0, min_open=True), help="When it ends by itself; default: never.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: id, key, tenant, expires_s.")
@@ -96,7 +96,7 @@ def list_keys(config: Path, everything: bool, as_json: bool) -> None:
 
 @keys.command()
 @config_option
-@click.argument("key_id")
+@click.argument("key_id", shell_complete=completed_by("key_ids"))
 @click.option(
     "--grace-hours", type=click.FloatRange(min=0), default=24.0, show_default=True,
     help="How long the old key still works; 0: it ends now.",
@@ -128,8 +128,9 @@ def rotate(config: Path, key_id: str, grace_hours: float, as_json: bool) -> None
 
 @keys.command()
 @config_option
-@click.argument("key_id")
-def revoke(config: Path, key_id: str) -> None:
+@click.argument("key_id", shell_complete=completed_by("key_ids"))
+@json_option
+def revoke(config: Path, key_id: str, as_json: bool) -> None:
     """End KEY_ID now. Requests that are being answered are finished; new ones get 401."""
     from msgspec.structs import replace
 
@@ -142,7 +143,7 @@ def revoke(config: Path, key_id: str) -> None:
         return _with(found, tuple(revoked if one.id == old.id else one for one in found.keys))
 
     changed = _change(fleet, change)
-    click.echo(f"{key_id} is revoked")
+    say({"id": key_id, "revoked_s": now_s, "version": changed.version}, as_json, f"{key_id} is revoked")
     _say_in_force(fleet, changed.version)
 
 

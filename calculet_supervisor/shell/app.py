@@ -35,6 +35,8 @@ from calculet_core.shell.telemetry import serve_metrics
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
 from calculet_supervisor.shell.chaos import ChaosVerbs
+from calculet_supervisor.shell.config_verbs import ConfigVerbs
+from calculet_supervisor.shell.configuring import Configuring
 from calculet_supervisor.shell.control import serve_control
 from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.launchers import Launcher
@@ -110,6 +112,7 @@ class Supervisor:
         self.time_sharing = TimeSharing(self, memory)
         self.rollouts = Rollouts(self, packages, memory)
         self.recovery = Recovery(self, memory)
+        self.configuring = Configuring(self, memory)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ended: asyncio.Future[bool] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,11 +147,13 @@ class Supervisor:
         verbs = Verbs(self)
         chaos = ChaosVerbs(self, self._journal)
         table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table(), **chaos.table()}
+        table |= ConfigVerbs(self).table()
         control = await serve_control(self.fleet.control_socket, table, lambda: self._telemetry.bad_message("control"))
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, self._exposition)
         self._sees = True
         self.begin(self.rollouts.keep())
+        self.begin(self.configuring.begin())
         self._every(TICK_S, self._tick)
         self._every(STORE_RETRY_S, self._settle_spends)
         if watchdog := watchdog_interval_s():
@@ -194,8 +199,12 @@ class Supervisor:
 
     def _reload(self) -> None:
         if not self._ended.done() and may_reload(self.fleet.path, self.rollouts.versions):
-            self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
-            self._end(False)
+            self.be_born_again()
+
+    def be_born_again(self) -> None:
+        """End, and come back with what the configuration's file says now."""
+        self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
+        self._end(False)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug ends this process: its successor sees everything afresh, which is better than to go on half blind."""
@@ -322,6 +331,7 @@ class Supervisor:
         self.recovery.tick(now_ns)
         self.time_sharing.tick(now_ns)
         self.rollouts.tick(now_ns)
+        self.configuring.tick(now_ns)
         for action in actions:
             self._performers[type(action)](action)
         if self._wakeup is not None:

@@ -34,7 +34,7 @@ FAILURES_KEPT_S = 86_400
 AUDIT_KEPT = 10_000
 ROLLOUTS_KEPT = 200
 VERSIONS_KEPT = 50
-"""Of each alias."""
+"""Of each alias, and of the configuration."""
 BUSY_TIMEOUT_S = 5.0
 log = logging.getLogger("calculet.store")
 T = TypeVar("T")
@@ -69,6 +69,9 @@ CREATE TABLE flag (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 ALTER TABLE board ADD COLUMN probation_reset INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE board ADD COLUMN version INTEGER NOT NULL DEFAULT 0;
 CREATE TABLE worker_aside (board TEXT PRIMARY KEY, why TEXT NOT NULL, until_ns INTEGER, config TEXT NOT NULL) STRICT;
+CREATE TABLE configuration (
+    version INTEGER PRIMARY KEY AUTOINCREMENT, wall_s REAL NOT NULL, allow_downtime INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT;
 """,
 }
 """What each later schema adds to the one before."""
@@ -106,6 +109,17 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """A configuration that was put in force."""
+
+    version: int
+    wall_s: float
+    allow_downtime: bool
+    body: bytes
+    """`calculet_core.applying.Standing`, encoded."""
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Everything that was remembered. Spends are monotonic nanoseconds, by (kind, board)."""
 
@@ -122,6 +136,8 @@ class Memory:
     flags: dict[str, str] = field(default_factory=dict)
     asides: dict[str, WorkerAside] = field(default_factory=dict)
     """Workers whose restart budget is spent, by board; `retry_ns` as this boot's monotonic clock."""
+    applied: Applied | None = None
+    """The newest; None: this is the fleet's first start."""
 
 
 class Store:
@@ -206,6 +222,10 @@ class Store:
         await asyncio.get_running_loop().run_in_executor(self._thread, write_atomic, file, content)
         return published
 
+    async def configure(self, body: bytes, allow_downtime: bool, act: Act) -> Applied:
+        """Put a configuration in force, with who said so."""
+        return await self._do(lambda: self._configure(body, allow_downtime, act))
+
     async def audit(self, last: int = 100) -> list[dict[str, Any]]:
         """The newest administrative acts, newest first."""
         return await self._do(lambda: self._audit(last))
@@ -252,7 +272,21 @@ class Store:
                 board: WorkerAside(why, None if until_ns is None else until_ns - since_boot_ns, config)
                 for board, why, until_ns, config in self._db.execute("SELECT board, why, until_ns, config FROM worker_aside")
             },
+            self._applied(),
         )  # fmt: skip
+
+    def _applied(self) -> Applied | None:
+        newest = "SELECT version, wall_s, allow_downtime, body FROM configuration ORDER BY version DESC LIMIT 1"
+        row = self._db.execute(newest).fetchone()
+        return Applied(row[0], row[1], bool(row[2]), row[3]) if row else None
+
+    def _configure(self, body: bytes, allow_downtime: bool, act: Act) -> Applied:
+        row = (time.time(), int(allow_downtime), body)
+        added = self._db.execute("INSERT INTO configuration (wall_s, allow_downtime, body) VALUES (?, ?, ?)", row)
+        version = added.lastrowid or 0
+        self._db.execute("DELETE FROM configuration WHERE version <= ?", (version - VERSIONS_KEPT,))
+        self._audit_act(act)
+        return Applied(version, row[0], allow_downtime, body)
 
     def _next(self, counter: str, at_least: int) -> int:
         row = self._db.execute("SELECT value FROM counter WHERE name = ?", (counter,)).fetchone()

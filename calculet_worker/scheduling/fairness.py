@@ -45,11 +45,15 @@ class Tenant:
 
     def __init__(self, name: str, config: TenantConfig | None) -> None:
         self.name = name
-        self.max_active = config.max_active if config else None
-        self.max_waiting_tokens = config.max_waiting_tokens if config else None
+        self.limit(config)
         self.lines = (Line(self, False), Line(self, True))
         self.active = self.waiting_tokens = 0
         self.virtual_time = 0.0
+
+    def limit(self, config: TenantConfig | None) -> None:
+        """What it may; None: it is not configured."""
+        self.max_active = config.max_active if config else None
+        self.max_waiting_tokens = config.max_waiting_tokens if config else None
 
     @property
     def may_start(self) -> bool:
@@ -107,6 +111,14 @@ class FairQueue:
     def virtual_time(self) -> float:
         """Global virtual time."""
         return self._now
+
+    def take_tenants(self, tenants: Iterable[TenantConfig]) -> None:
+        """Other weights and limits from now on. What waits keeps its place; what is active runs on, above a smaller limit, too."""
+        self._configs = {tenant.name: tenant for tenant in tenants}
+        for tenant in self._tenants.values():
+            tenant.limit(self._configs.get(tenant.name))
+            for line in tenant.lines:
+                self._offer(line)
 
     # ---------------------------------------------------------------- arrival
     def take_quota(self, seq: SequenceState, prompt_tokens: int) -> TenantQuota | None:

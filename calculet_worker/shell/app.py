@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import uvloop
@@ -33,9 +33,11 @@ from calculet_core.ids import WireKey
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal, LineFile
-from calculet_core.shell.limits import SharedLimits
+from calculet_core.shell.limits import open_limits
 from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
+from calculet_core.shell.logs import set_level
 from calculet_core.shell.packages import load_keys
 from calculet_core.shell.process import is_shortage
 from calculet_core.shell.stacks import keep_stacks
@@ -69,6 +71,7 @@ from calculet_worker.events import (
     PackageVerified,
     RequestArrived,
     RouterLost,
+    TenantsChanged,
     TimeCame,
 )
 from calculet_worker.shell.chaos import WorkerChaos
@@ -112,7 +115,7 @@ class Worker:
         self._fleet, self._board, self._epoch, self._device, self._keys = fleet, board, epoch, device, keys
         self._data_path = fleet.worker_socket(board.name, epoch)
         limited = [tenant.name for tenant in config.tenants if tenant.max_waiting_tokens]
-        self._limits = SharedLimits(fleet.limits("waiting"), limited, 0) if limited else None
+        self._limits = open_limits(fleet.limits("waiting"), limited, 0)
         self._engine = Engine(
             board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
             int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
@@ -124,6 +127,7 @@ class Worker:
         tenants = [tenant.name for tenant in config.tenants]
         self._telemetry = Telemetry(board.name, self._engine, device, tenants, armed)
         self._reporter = Reporter(device)
+        self._holding = Holding(fleet, "worker", board.name)
         trace = config.trace
         steps = LineFile(fleet.step_trace(board.name), trace.max_bytes, trace.keep) if trace.steps else None
         self._tracer = Tracer(steps, board.name, epoch) if steps is not None else None
@@ -287,7 +291,10 @@ class Worker:
             self._loop.call_soon(self._flush)
 
     def _verify_package(self, action: VerifyPackage) -> None:
-        task = self._loop.create_task(self._verify(action))
+        self._begin(self._verify(action))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -377,10 +384,22 @@ class Worker:
             return
         if isinstance(message, COMMANDS):
             self._handle(CommandArrived(message))
+        elif isinstance(message, wire.TakeConfiguration):
+            self._begin(self._take_configuration(message))
         elif isinstance(message, wire.Disturb) and self._chaos is not None:
             self._chaos.take(message)
         else:
             self._bad("unexpected", type(message).__name__)
+
+    async def _take_configuration(self, order: wire.TakeConfiguration) -> None:
+        """What can be taken live; the report says how it went."""
+        standing = await self._holding.read(order.live)
+        if standing is not None:
+            tenants = standing.fleet.tenants
+            set_level(standing.fleet.log.level)
+            self._telemetry.take_tenants(tenant.name for tenant in tenants)
+            self._handle(TenantsChanged(tenants))
+        self._report()
 
     def _report(self) -> None:
         """Now; again soon when nobody is connected, less and less so."""
@@ -388,7 +407,7 @@ class Worker:
             self._report_due.cancel()
             self._report_due = None
         self._reported_s = self._loop.time()
-        report = self._reporter.complete(self._engine.report(time.monotonic_ns()), self._data.dropped)
+        report = self._reporter.complete(self._engine.report(time.monotonic_ns()), self._data.dropped, self._holding)
         if self._supervisor.send(wire.encode(report)):
             self._retry_s = MIN_REPORT_GAP_S
         else:

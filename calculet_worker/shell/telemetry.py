@@ -64,6 +64,10 @@ class Telemetry:
         """A request's constraint and prompt are ready, or refused."""
         self._metric("calculet_worker_constraint_compile_seconds").observe(seconds)
 
+    def take_tenants(self, tenants: Iterable[str]) -> None:
+        """Other names are configured now."""
+        self._tenants = frozenset(tenants)
+
     def _tenant(self, name: str) -> str:
         """A label from a closed set."""
         return name if name in self._tenants else OTHER

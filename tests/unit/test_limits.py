@@ -233,3 +233,12 @@ def test_threads_of_several_holders_do_not_get_in_each_others_way(tmp_path: Path
     for thread in threads:
         thread.join(60)
     assert above == [] and holders[0].total("t") == 0
+
+
+def test_a_tenant_that_gets_its_limit_later_shares_it_with_those_who_had_it_before(tmp_path: Path) -> None:
+    first, second = SharedLimits(tmp_path / "l", [], 0), SharedLimits(tmp_path / "l", [], 0)
+    assert second.total("late") == 0
+    assert first.take("late", 2, 3) and not second.take("late", 2, 3) and second.take("late", 1, 3)
+    assert first.total("late") == second.total("late") == 3
+    rate = Rate(1.0, 1.0)
+    assert first.take_rate("late", rate, 10 * S) and not second.take_rate("late", rate, 10 * S)
