@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from calculet_core import history
 from calculet_core.clock import MS, S
@@ -24,7 +25,24 @@ def tpot_of(*calls: Ended) -> tuple[float, float]:
         telemetry.ended(call, "toy")
     telemetry.settle()
     value = telemetry.collectors.registry.get_sample_value
-    return tuple(value(f"calculet_router_tpot_seconds_{kind}", {"model": "toy"}) or 0.0 for kind in ("count", "sum"))  # type: ignore[return-value]
+    classes = {"model": "toy", "prompt": "1-512", "output": "1-64", "concurrency": "1"}
+    return tuple(value(f"calculet_router_tpot_seconds_{kind}", classes) or 0.0 for kind in ("count", "sum"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "concurrency", "labels"),
+    [
+        (1, 2, 1, ("1-512", "1-64", "1")), (512, 64, 2, ("1-512", "1-64", "2-4")), (513, 65, 4, ("513-4096", "65-512", "2-4")),
+        (4096, 512, 16, ("513-4096", "65-512", "5-16")), (40_000, 513, 17, ("4097+", "513+", "17+")),
+    ],
+)  # fmt: skip
+def test_times_are_told_by_classes_of_prompt_output_and_concurrency(prompt: int, output: int, concurrency: int, labels: tuple[str, ...]) -> None:
+    telemetry = RouterTelemetry(RouterConfig())
+    telemetry.ended(msgspec.structs.replace(ENDED, prompt_tokens=prompt, generated_tokens=output), "toy", concurrency)
+    classes = dict(zip(("model", "prompt", "output", "concurrency"), ("toy", *labels), strict=True))
+    for name in ("ttft", "tpot", "e2e"):
+        assert telemetry.collectors.registry.get_sample_value(f"calculet_router_{name}_seconds_count", classes) == 1, name
+    assert sum(telemetry.first_counts()) == 1
 
 
 def test_time_per_token_is_of_the_tokens_after_the_first() -> None:
