@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from calculet_core import history
 from calculet_core.clock import MS, S
@@ -18,15 +19,21 @@ from calculet_supervisor.world import Note
 ENDED = Ended("toy", "completed", None, 10, 11, 0, 1 * S, 1 * S + 200 * MS, "default", choices=1)
 
 
+def samples(telemetry: RouterTelemetry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Everything that a scrape shows."""
+    families = text_string_to_metric_families(telemetry.collectors.exposition().decode())
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
 def tpot_of(*calls: Ended) -> tuple[float, float]:
     """(count, sum) of the histogram."""
     telemetry = RouterTelemetry(RouterConfig())
     for call in calls:
         telemetry.ended(call, "toy")
     telemetry.settle()
-    value = telemetry.collectors.registry.get_sample_value
     classes = {"model": "toy", "prompt": "1-512", "output": "1-64", "concurrency": "1"}
-    return tuple(value(f"calculet_router_tpot_seconds_{kind}", classes) or 0.0 for kind in ("count", "sum"))  # type: ignore[return-value]
+    found = samples(telemetry)
+    return tuple(found.get((f"calculet_router_tpot_seconds_{kind}", frozenset(classes.items())), 0.0) for kind in ("count", "sum"))  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +48,8 @@ def test_times_are_told_by_classes_of_prompt_output_and_concurrency(prompt: int,
     telemetry.ended(msgspec.structs.replace(ENDED, prompt_tokens=prompt, generated_tokens=output), "toy", concurrency)
     classes = dict(zip(("model", "prompt", "output", "concurrency"), ("toy", *labels), strict=True))
     for name in ("ttft", "tpot", "e2e"):
-        assert telemetry.collectors.registry.get_sample_value(f"calculet_router_{name}_seconds_count", classes) == 1, name
+        found = samples(telemetry)
+        assert found[f"calculet_router_{name}_seconds_count", frozenset(classes.items())] == 1, name
     assert sum(telemetry.first_counts()) == 1
 
 
@@ -54,6 +62,18 @@ def test_time_per_token_is_of_the_tokens_after_the_first() -> None:
 def test_a_single_token_and_several_choices_have_no_time_per_token() -> None:
     replace = msgspec.structs.replace
     assert tpot_of(replace(ENDED, generated_tokens=1), replace(ENDED, choices=2), replace(ENDED, outcome="cancelled")) == (0, 0)
+
+
+def test_the_buckets_of_a_scrape_add_up() -> None:
+    telemetry = RouterTelemetry(RouterConfig(), "router-2")
+    for first_ms in (0.5, 30, 30, 700_000):
+        telemetry.ended(msgspec.structs.replace(ENDED, first_ns=int(first_ms * MS), ended_ns=int(first_ms * MS) + 1), "toy")
+    found = {
+        dict(labels)["le"]: value for (name, labels), value in samples(telemetry).items() if name == "calculet_router_ttft_seconds_bucket" and ("router", "router-2") in labels
+    }  # fmt: skip
+    assert [found[le] for le in ("0.001", "0.025", "0.05", "120.0", "+Inf")] == [1, 1, 3, 3, 4] and list(found.values()) == sorted(found.values())
+    sums = [value for (name, _), value in samples(telemetry).items() if name == "calculet_router_ttft_seconds_sum"]
+    assert sums == pytest.approx([700.0605])
 
 
 def a_supervisors() -> Telemetry:
