@@ -18,6 +18,15 @@ LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32
 """Tokens of a sequence; 40960 is the baseline artifact's context."""
 
 
+REQUEST_CLASSES = ("model", "prompt", "output", "concurrency")
+"""Labels of a request's times (acceptance §10.1): its model, and classes of its prompt's and output's length and of the router's requests in
+flight when it ended. Closed sets: `PROMPT_CLASSES` and the others."""
+PROMPT_CLASSES = {512: "1-512", 4096: "513-4096", None: "4097+"}
+OUTPUT_CLASSES = {64: "1-64", 512: "65-512", None: "513+"}
+CONCURRENCY_CLASSES = {1: "1", 4: "2-4", 16: "5-16", None: "17+"}
+"""Upper bound -> label; None: no bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric; a counter's exposed name ends in `_total`."""
@@ -39,9 +48,9 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_connections", "gauge", "Open HTTP connections"),
     Metric("router", "calculet_router_prompt_tokens", "counter", "Prompt tokens of ended requests", ("model",)),
     Metric("router", "calculet_router_generated_tokens", "counter", "Tokens generated for ended requests", ("model",)),
-    Metric("router", "calculet_router_ttft_seconds", "histogram", "Request parsed to first token written", ("model",)),
-    Metric("router", "calculet_router_e2e_seconds", "histogram", "Request parsed to response end", ("model",)),
-    Metric("router", "calculet_router_tpot_seconds", "histogram", "Time per token after the first, mean of a call with one choice and more tokens than one", ("model",), STEPS),
+    Metric("router", "calculet_router_ttft_seconds", "histogram", "Request parsed to first token written", REQUEST_CLASSES),
+    Metric("router", "calculet_router_e2e_seconds", "histogram", "Request parsed to response end", REQUEST_CLASSES),
+    Metric("router", "calculet_router_tpot_seconds", "histogram", "Time per token after the first, mean of a call with one choice and more tokens than one", REQUEST_CLASSES, STEPS),
     Metric("router", "calculet_router_waiting_model", "gauge", "Requests that wait for their model's turn on a time-shared board", ("model",)),
     Metric("router", "calculet_router_model_wait_seconds", "histogram", "How long a request waited for its model's turn", ("model",)),
     Metric("router", "calculet_router_resends", "counter", "Attempts beyond the first, by reason", ("reason",)),
@@ -100,6 +109,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_refusals", "counter", "Submissions that the device refused, by return code", ("rc",)),
     Metric("worker", "calculet_worker_jobs", "counter", "Jobs by kind and result", ("kind", "result")),
     Metric("worker", "calculet_worker_device_busy_seconds", "counter", "Time with at least one job in flight"),
+    Metric("worker", "calculet_worker_device_part_seconds", "counter", "Time of device jobs by part, by the device's own trace: input copied (h2d), computed (wait), output copied (d2h)", ("kind", "part")),
     Metric("worker", "calculet_worker_step_seconds", "histogram", "Submit to completion, by job kind", ("kind",)),
     Metric("worker", "calculet_worker_device_counters", "gauge", "The device's own queue counters", ("counter",)),
     Metric("worker", "calculet_worker_stale_completions", "counter", "Completions dropped by the generation or job check"),

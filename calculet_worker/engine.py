@@ -377,7 +377,7 @@ class Engine:
         rc: int = 0,
     ) -> None:
         job, serving = entry.job, self.serving
-        data = {
+        data: dict[str, Any] = {
             "kind": job.kind.value, "queue": entry.turn.label, "result": result, "rows": len(entry.sequences),
             "compiled": job.profile.compiled_batch, "ns": spent_ns, "since": entry.built_ns, "waited_ns": entry.waited_ns,
         }  # fmt: skip
@@ -385,6 +385,7 @@ class Engine:
             data["rc"] = rc
         if completion is not None and serving is not None:
             data["engine"] = completion.engine.name.lower()
+            data["timings"] = completion.timings
             if serving.inflight.most > 1:
                 data["overlap_ns"] = serving.inflight.overlap_ns(completion.timings)
         self._recorder.of_board(history.BOARD_JOB, now_ns, job.generation, data, job.job_id)

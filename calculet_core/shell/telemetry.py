@@ -62,6 +62,7 @@ class Collectors:
         self._constant = constant
         self._metrics: dict[str, Any] = {}
         self._children: dict[tuple[str, ...], Any] = {}
+        self._texts: list[Callable[[], bytes]] = []
         for name, metric in metrics_of(component).items():
             extra = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
             labels = (*constant, *metric.labels)
@@ -85,14 +86,14 @@ class Collectors:
             self._children[key] = child
         return child
 
-    def replace(self, name: str, collector: Collector) -> None:
-        """Let `collector` tell this metric from now on: one that is cheaper to feed."""
+    def replace(self, name: str, text: Callable[[], bytes]) -> None:
+        """Let `text` tell this metric from now on, as the scrape shall have it: where the client's own is too slow."""
         self.registry.unregister(self._metrics.pop(name))
-        self.registry.register(collector)
+        self._texts.append(text)
 
     def exposition(self) -> bytes:
         """The scrape's text."""
-        return generate_latest(self.registry)
+        return b"".join([generate_latest(self.registry), *(text() for text in self._texts)])
 
 
 async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.Server:

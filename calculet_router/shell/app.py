@@ -354,7 +354,7 @@ class RouterApp:
 
     def _ended(self, action: actions.Ended) -> None:
         model = action.alias if self.dispatcher.aliases.known(action.alias) else OTHER
-        self.telemetry.ended(action, model)
+        self.telemetry.ended(action, model, self.dispatcher.inflight + action.choices)
         if action.request is not None:
             self.usage.append(action)
 

@@ -107,6 +107,10 @@ class Telemetry:
             return
         metric("calculet_worker_step_seconds", kind=kind).observe(data["ns"] / S)
         metric("calculet_worker_engine_jobs", engine=data["engine"]).inc()
+        timings = data["timings"]
+        for part, spent_ns in (("h2d", timings.h2d_ns), ("wait", timings.wait_ns), ("d2h", timings.d2h_ns)):
+            if spent_ns is not None:  # what a device does not tell has no sample
+                metric("calculet_worker_device_part_seconds", kind=kind, part=part).inc(spent_ns / S)
         if overlap := data.get("overlap_ns"):
             metric("calculet_worker_overlap_seconds").inc(overlap / S)
         if kind == "decode":

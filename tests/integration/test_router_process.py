@@ -313,7 +313,7 @@ def test_everything_else_answers_json_and_metrics(stage: Stage) -> None:
         text = body.decode()
         assert headers["content-type"].startswith("text/plain")
         assert 'calculet_router_requests_total{model="qwen3",outcome="completed",status="200"} 1.0' in text
-        assert 'calculet_router_e2e_seconds_bucket{le="+Inf",model="qwen3"} 1.0' in text
+        assert 'calculet_router_e2e_seconds_bucket{concurrency="1",le="+Inf",model="qwen3",output="1-64",prompt="1-512"} 1.0' in text
         assert 'calculet_router_workers{state="up"} 1.0' in text
 
     stage.play(scene)
