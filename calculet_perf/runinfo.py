@@ -10,7 +10,7 @@ from typing import Literal
 
 from calculet_perf.records import Natural, Record, RequestRecord
 
-Status = Literal["running", "interrupted", "golden_failed", "infrastructure_invalid", "complete"]
+Status = Literal["running", "interrupted", "golden_failed", "infrastructure_invalid", "configuration_invalid", "complete"]
 
 
 InvalidCode = Literal[

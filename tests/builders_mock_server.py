@@ -95,6 +95,8 @@ class Script:
     """`connection: close`."""
     context: int = 0
     """Refuse what does not fit with `context_length_exceeded`; 0: no limit."""
+    text_only: bool = False
+    """Refuse prompts of token ids, as some servers do."""
     drift: bool = False
     """Every answer's text differs: a model that is not deterministic."""
     key: str = ""
@@ -139,6 +141,9 @@ class Mock:
             self.log.write(json.dumps(entry) + "\n")
 
     async def answer(self, writer: asyncio.StreamWriter, asked: dict[str, Any], script: Script, entry: dict[str, Any]) -> bool:
+        if script.text_only and isinstance(asked.get("prompt"), list):
+            self.whole(writer, 500, {"error": {"message": "prompt should be a string", "type": "internal_server_error", "code": None}})
+            return True
         prompt = len(asked["prompt"]) if "prompt" in asked else sum(len(m["content"].split()) for m in asked["messages"])
         tokens = asked.get("max_tokens", 16) if script.tokens is None else script.tokens
         if script.status != 200:

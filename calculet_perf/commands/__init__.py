@@ -10,6 +10,7 @@ from calculet_perf.commands.compare import compare
 from calculet_perf.commands.faults import faults
 from calculet_perf.commands.golden import golden
 from calculet_perf.commands.history import history
+from calculet_perf.commands.maintenance import maintenance
 from calculet_perf.commands.manifest import manifest
 from calculet_perf.commands.report import report
 from calculet_perf.commands.run import run
@@ -25,6 +26,7 @@ COMMANDS: tuple[click.Command, ...] = (
     capacity,
     faults,
     chaos,
+    maintenance,
     soak,
     selftest,
     report,

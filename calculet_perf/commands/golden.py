@@ -31,6 +31,7 @@ async def _golden(path: Path, file: Path | None, passes: int | None) -> int:
     from calculet_perf.assemble import Assembler
     from calculet_perf.commands.run import client_of, prepare, read_inputs
     from calculet_perf.golden import golden_lines, golden_requests, judge
+    from calculet_perf.manifest import ManifestError
     from calculet_perf.plan import Cut
 
     inputs = read_inputs(path)
@@ -39,7 +40,7 @@ async def _golden(path: Path, file: Path | None, passes: int | None) -> int:
     sender = setup.sender
     expected = {} if file is not None else setup.expected.hashes
     times = passes or max(2, 2 * (setup.facts.boards or 1))
-    assembler = Assembler(inputs.manifest, setup.facts, exact_prompts=True)
+    assembler = Assembler(inputs.manifest, setup.facts, exact_prompts=sender.sends_ids)
     records = []
     for one_pass in golden_requests(sender, inputs.matrix.golden, times, inputs.manifest.run_id, "golden"):
         for planned in one_pass:
@@ -47,6 +48,8 @@ async def _golden(path: Path, file: Path | None, passes: int | None) -> int:
     client.close()
     if all(validity.went_away([record]) for record in records):
         end(Exit.INFRASTRUCTURE, f"no request reached {client.target.name}")
+    if trouble := validity.refused_ids(records, foreign=setup.facts.foreign, ids=sender.sends_ids):
+        raise ManifestError(trouble)
     learned, failures = judge(records, expected)
     for failure in failures:
         click.echo(failure)

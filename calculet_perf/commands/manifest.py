@@ -106,7 +106,7 @@ async def _fields(
     def known(value: Any) -> Any:
         return REQUIRED if value is None else value
 
-    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in alias)
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in Path(alias).name)
     return {
         "schema": "calculet-perf-run/v1", "run_id": f"{datetime.now(UTC):%Y%m%d}-{name}-baseline-001", "purpose": "baseline",
         "model": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from calculet_perf.evidence import Slow
 from calculet_perf.joins import PARTS
@@ -25,15 +25,18 @@ def counterexamples(run: RunReport) -> Iterator[Section]:
 
 def _slowest(run: RunReport) -> Section:
     title = f"The {len(run.slowest)} slowest requests"
-    attributed = any(slow.parts is not None for slow in run.slowest)
-    names = (*(part.replace("_", " ") for part in PARTS), "unattributed") if attributed else ()
-    head = ("request", "case", "e2e ms", "ttft", "tpot", "tokens", *names, "marks")
-    rows = [(*_client_side(slow), *(_parts(slow) if attributed else ()), _marks(slow)) for slow in run.slowest]
+    told = [part for part in PARTS if any(slow.parts and getattr(slow.parts, part) is not None for slow in run.slowest)]
+    names = [*told, "unattributed"] if told else []
+    marked = any(_marks(slow) for slow in run.slowest)
+    head = ("request", "case", "e2e ms", "ttft", "tpot", "tokens", *(name.replace("_", " ") for name in names))
+    rows = [(*_client_side(slow), *_parts(slow, names), *([_marks(slow)] if marked else [])) for slow in run.slowest]
     lead = "Queue, host and device time of each, joined by request and job. What no step accounts for is unattributed, not TTFT."
-    if not attributed:
+    if not told:
         lead = "The server wrote no trace of them: their time is not attributed to queue, host or device."
-    picture = figures.slowest(run.slowest) if attributed else None
-    table = Table(head, rows, frozenset(range(2, 6 + len(names))))
+    elif len(told) < len(PARTS):
+        lead += f" No step tells {', '.join(part for part in PARTS if part not in told)}."
+    picture = figures.slowest(run.slowest, told) if told else None
+    table = Table((*head, *(["marks"] if marked else [])), rows, frozenset(range(2, 6 + len(names))))
     return Section("slowest", title, lead, [table], [picture] if picture else [])
 
 
@@ -42,8 +45,8 @@ def _client_side(slow: Slow) -> tuple[str, ...]:
     return (slow.request_id, slow.case, *times, "–" if slow.tokens is None else str(slow.tokens))
 
 
-def _parts(slow: Slow) -> tuple[str, ...]:
-    return tuple(number(getattr(slow.parts, part) if slow.parts else None) for part in (*PARTS, "unattributed"))
+def _parts(slow: Slow, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(number(getattr(slow.parts, name) if slow.parts else None) for name in names)
 
 
 def _marks(slow: Slow) -> str:

@@ -5,6 +5,7 @@ The order is the reader's: the verdict, why, what speaks against it (acceptance 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -165,7 +166,7 @@ def report_of(
 
 def run_report(evidence: Evidence, seed: int) -> RunReport:
     """One run's part."""
-    info, cells = evidence.info, list(evidence.cells.by_name.values())
+    info, cells = evidence.info, sorted(evidence.cells.by_name.values(), key=_reading_order)
     reports = [_cell(cell, seed + 100 * index) for index, cell in enumerate(cells)]
     excluded = {reason: evidence.cells.excluded[reason] for reason in EXCLUSIONS}
     rest = np.sort(evidence.unattributed_ms)
@@ -255,6 +256,11 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         coalesced=cell.coalesced,
         not_as_planned=cell.invalid,
     )
+
+
+def _reading_order(cell: Cell) -> list[tuple[int, str]]:
+    """Cells were executed in a random order; a reader looks for them by name, numbers as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", cell.name)]
 
 
 def _mean(values: list[float]) -> float | None:

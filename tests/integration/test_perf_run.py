@@ -173,6 +173,21 @@ def test_golden_that_fails_ends_the_run_before_anything_is_measured(tmp_path: Pa
     assert records(tmp_path / "run") == []
 
 
+def test_a_server_that_takes_no_token_ids_is_a_matter_of_the_matrix_and_not_a_wrong_answer(tmp_path: Path) -> None:
+    cells = [{"kind": "single", "prompts": [4], "outputs": [4], "requests": 2}]
+    with a_mock_server(tmp_path, text_only=True) as server:
+        manifest = files(tmp_path, server.url, cells)
+        for verb in (["run", manifest, "--out", tmp_path / "ids", "--no-selftest"], ["golden", manifest]):
+            done = perf(*verb)
+            assert done.returncode == INVALID, done.stderr
+            assert "`corpus: {kind: text}` in the matrix" in done.stderr and "Traceback" not in done.stderr
+        assert info_of(tmp_path / "ids").status == "configuration_invalid"
+        manifest = files(tmp_path, server.url, cells, matrix={"corpus": {"kind": "text"}})
+        assert perf("run", manifest, "--out", tmp_path / "text", "--no-selftest").returncode == PASS
+        judged = perf("report", tmp_path / "text", "--no-pdf")
+    assert judged.returncode == PASS, judged.stdout
+
+
 def test_golden_is_recorded_and_checked_alone(tmp_path: Path) -> None:
     with a_mock_server(tmp_path) as server:
         manifest = files(tmp_path, server.url)
