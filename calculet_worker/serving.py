@@ -16,7 +16,7 @@ from calculet_core import history
 from calculet_core.artifact import LANE_FAULT_ISOLATION, Package
 from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
-from calculet_core.clock import MS
+from calculet_core.clock import MS, US
 from calculet_core.config import SchedulerConfig, TenantConfig
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind
 from calculet_core.limits import Limits
@@ -43,6 +43,8 @@ from calculet_worker.scheduling.selection import POLICIES
 
 POLICY = "edf"
 NEVER_NS = 1 << 62
+REHEARSE_FROM = 4
+"""Times `executor.rehearse_ahead_us`: a processor does not get cold in a shorter step."""
 _DECODE_RUNNING = RequestState.DECODE_RUNNING
 _RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
 
@@ -135,6 +137,7 @@ class Serving:
         """Lane -> (tries, when to ask again) where the runtime was busy."""
         self._queued: set[int] = set()
         """Waiting sequences that found no lane free for them."""
+        self._rehearse_ahead_ns = 0 if limits.on_host else config.executor.rehearse_ahead_us * US
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
     # ---------------------------------------------------------------- waiting and admission
@@ -208,7 +211,13 @@ class Serving:
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
-        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns)
+        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns))
+
+    def _rehearse_ns(self, entry: InflightJob, now_ns: int) -> int | None:
+        ahead_ns = self._rehearse_ahead_ns
+        if not ahead_ns or entry.expected_ns is None or entry.expected_ns < REHEARSE_FROM * ahead_ns:
+            return None
+        return now_ns + self.inflight.expected_ns() - ahead_ns
 
     def _decode_job(self, job_id: int, now_ns: int) -> InflightJob | None:
         choice = self.decode.choose(now_ns)

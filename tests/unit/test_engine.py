@@ -778,3 +778,17 @@ def test_nothing_is_left_to_wait_for_when_nothing_runs() -> None:
 
 def test_the_toy_model_never_says_eos_by_itself() -> None:
     assert all(next_token([number]) != EOS for number in range(200)) and a_package().golden
+
+
+# ------------------------------------------------------------------------------------------------ rehearsals
+@pytest.mark.parametrize(("ahead_us", "on_host", "rehearses"), [(1_000, False, True), (0, False, False), (1_000, True, False), (3_000, False, False)])
+def test_a_long_step_is_rehearsed_shortly_before_its_end(ahead_us: int, on_host: bool, rehearses: bool) -> None:
+    driver = Driver(scheduler=a_scheduler(executor={"rehearse_ahead_us": ahead_us}), on_host=on_host).ready()
+    told = driver.submit(1, max_new_tokens=6)
+    driver.until(lambda: told.ended)
+    steps = [action for action in driver.actions if isinstance(action, actions.SubmitJob) and action.job.kind is JobKind.DECODE][-3:]
+    for step in steps:
+        assert (step.rehearse_ns is not None) is rehearses, "a step of 10 ms is not four times as long as 3 ms"
+    if rehearses:
+        ends = [event.t for event in driver.events_of(history.BOARD_JOB)][-3:]
+        assert [end - 1 * MS for end in ends] == [step.rehearse_ns for step in steps]
