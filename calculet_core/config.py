@@ -105,6 +105,9 @@ class ExecutorConfig(_Section, frozen=True):
     fixed_engine: bool = False
     """Submit every job to one engine."""
     # Additions.
+    rehearse_ahead_us: Natural = 1_000
+    """How long before a step should end the host runs a tick on scratch data, so that the real one finds the processor warm: once
+    for each step that takes four times as long. 0: never, and never on a device that computes on the host's own processors."""
     busy_backoff_ms: PositiveInt = 5
     """First pause after rc 17; it doubles."""
     busy_max_tries: PositiveInt = 8

@@ -113,7 +113,8 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_step_seconds", "histogram", "Submit to completion, by job kind", ("kind",)),
     Metric("worker", "calculet_worker_device_counters", "gauge", "The device's own queue counters", ("counter",)),
     Metric("worker", "calculet_worker_stale_completions", "counter", "Completions dropped by the generation or job check"),
-    Metric("worker", "calculet_worker_buffers", "gauge", "Output leases by state", ("state",)),
+    Metric("worker", "calculet_worker_buffers", "gauge", "Output buffers, in all and by state", ("state",)),
+    Metric("worker", "calculet_worker_buffer_wait_seconds", "gauge", "How long something has been ready that finds no output buffer"),
     # Worker: model, fairness, recovery, requests.
     Metric("worker", "calculet_worker_model_state", "gauge", "1 for the generation's state", ("state",)),
     Metric("worker", "calculet_worker_generation", "gauge", "Generation that serves"),

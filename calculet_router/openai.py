@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from calculet_core.errors import CalculetError, InvalidJson, InvalidValue, Unsupported
+from calculet_core.kv import ContextOp, refuse
 from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
 from calculet_router.tools import NO_WISH, ResponseFormat, Tool, ToolCall, ToolChoice, Wish, earlier_calls, wish_of
 
@@ -122,6 +123,9 @@ class _Body(msgspec.Struct):
     calculet: Extension | None = None
     # Refused by name when they ask for anything: see UNSUPPORTED.
     use_beam_search: Any = None
+    n_keep: Any = None
+    context_shift: Any = None
+    id_slot: Any = None
     functions: Any = None
     function_call: Any = None
     structured_outputs: Any = None
@@ -167,6 +171,9 @@ _decode_text = msgspec.json.Decoder(CompletionRequest).decode
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
+    "n_keep": (0,),
+    "context_shift": (False,),
+    "id_slot": (-1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "structured_outputs": ({},),
@@ -188,6 +195,11 @@ UNSUPPORTED_IN_TEXTS: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
 }
 """The same for `/v1/completions` alone."""
+CONTEXT_PARAMETERS = {
+    "use_beam_search": ContextOp.COPY, "best_of": ContextOp.COPY, "n_keep": ContextOp.KEEP_ONE,
+    "context_shift": ContextOp.SHIFT, "id_slot": ContextOp.SAVE_LOAD,
+}  # fmt: skip
+"""Parameter -> the operation on a sequence's context that it would need (scheduling §9.3)."""
 _asked_for = attrgetter(*UNSUPPORTED)
 _NOTHING = (None,) * len(UNSUPPORTED)
 _stops = attrgetter("stop", "stop_token_ids", "ignore_eos", "min_tokens")
@@ -361,11 +373,12 @@ def _refusal(asked: Any, n: int, limit: int | None, prompts: int) -> CalculetErr
     if unsupported != _NOTHING:
         for (name, harmless), value in zip(UNSUPPORTED.items(), unsupported, strict=True):
             if value is not None and value not in harmless:
-                return Unsupported(f"{name} is not supported", param=name)
+                needed = CONTEXT_PARAMETERS.get(name)
+                return (refuse(needed, name) if needed else None) or Unsupported(f"{name} is not supported", param=name)
     if asked.best_of is not None and asked.best_of != n:
         if asked.best_of < n:
             return InvalidValue(f"best_of must be at least n ({n})", param="best_of")
-        return Unsupported("best_of above n is not supported: the boards cannot fork a sequence", param="best_of")
+        return refuse(ContextOp.COPY, "best_of") or Unsupported("best_of above n is not supported", param="best_of")
     if asked.stream_options is not None and not asked.stream:
         return InvalidValue("stream_options needs stream to be true", param="stream_options")
     if limit is not None and asked.min_tokens is not None and asked.min_tokens > limit:

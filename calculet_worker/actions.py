@@ -19,6 +19,8 @@ class SubmitJob:
     job: Job
     engine: EngineBank
     deadline_ns: int
+    rehearse_ns: int | None = None
+    """Shortly before the job should end: when a tick may be rehearsed (`rehearsal`). None: it is too short, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

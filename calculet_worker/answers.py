@@ -181,21 +181,20 @@ class Answers:
     def _draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
         get = self._by_seq.get
         answers = [get(seq.seq_id) for seq in sequences]
-        plain = [answer is None or answer.sampler.plain_greedy for answer in answers]
-        if False not in plain:
-            tokens: list[int] = greedy_rows(logits).tolist()
-            for token, answer in zip(tokens, answers, strict=True):
-                if answer is not None:
-                    answer.sampler.note(token)
-            return tokens
-        return [self._draw_row(answer, logits[row]) for row, answer in enumerate(answers)]
+        greedy = [answer is None or answer.sampler.greedy for answer in answers]
+        if True not in greedy:
+            return [self._draw_row(answer, logits[row]) for row, answer in enumerate(answers)]
+        tokens: list[int] = (greedy_rows(logits) if False not in greedy else greedy_rows(logits[greedy])).tolist()
+        if False in greedy:
+            best = iter(tokens)
+            tokens = [next(best) if plain else -1 for plain in greedy]
+        for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
+            if answer is not None and not (greedy[row] and answer.sampler.takes(token)):
+                tokens[row] = self._draw_row(answer, logits[row])
+        return tokens
 
     def _draw_row(self, answer: Answer | None, row: Any) -> int:
-        if answer is None or answer.sampler.plain_greedy:
-            token = int(row.argmax())
-            if answer is not None:
-                answer.sampler.note(token)
-            return token
+        assert answer is not None, "a sequence without an answer is greedy"
         drawn = answer.sampler.draw(row, self._vocabulary)
         if answer.aligned is not None:
             answer.aligned.drawn = drawn.logprob

@@ -23,7 +23,7 @@ from calculet_worker.events import RequestArrived, Tokenized
 from calculet_worker.generation import Lifecycle
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import Cancelled, RequestRegistry
-from calculet_worker.scheduling.admission import Admit, Queue
+from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable
 from calculet_worker.scheduling.deadlines import Deadlines
 from calculet_worker.serving import Serving
 
@@ -58,14 +58,14 @@ class Attempts:
         return len(self._tokenizing)
 
     # ---------------------------------------------------------------- in
-    def arrived(self, event: RequestArrived, refusal: CalculetError | None, now_ns: int, out: list[Action]) -> None:
+    def arrived(self, event: RequestArrived, refusal: RejectUnavailable | None, now_ns: int, out: list[Action]) -> None:
         """A submission. A key that is here already is ignored: its first arrival is being served."""
         message = event.message
         key = WireKey(message.request_id, message.attempt, message.epoch)
         if self.registry.find(key) is not None or key in self._tokenizing:
             return
         size = prompt_bytes(message.prompt)
-        error = self._stale(message) or refusal or self._no_room(message, size, now_ns)
+        error = self._stale(message) or (refusal.error if refusal else self._no_room(message, size, now_ns))
         if error is not None:
             self._refuse(event.router, key, error, now_ns, out)
             return

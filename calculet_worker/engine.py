@@ -263,6 +263,8 @@ class Engine:
         if serving is None or entry is None or isinstance(verdict, Stale):
             self._stale(completion, now_ns, out)
             return
+        if not isinstance(verdict, Faulty) and (wrong := serving.mismatch(entry)) is not None:
+            verdict = Faulty(FaultKind.OTHER, f"job {completion.job_id}: {wrong}")
         self.steps += 1
         serving.inflight.pop(completion.job_id)
         if entry.engine is not None and completion.engine is not entry.engine:

@@ -16,7 +16,7 @@ from calculet_core import history
 from calculet_core.artifact import LANE_FAULT_ISOLATION, Package
 from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
-from calculet_core.clock import MS
+from calculet_core.clock import MS, US
 from calculet_core.config import SchedulerConfig, TenantConfig
 from calculet_core.errors import CalculetError
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind
@@ -46,7 +46,10 @@ from calculet_worker.scheduling.selection import POLICIES
 
 POLICY = "edf"
 NEVER_NS = 1 << 62
+REHEARSE_FROM = 4
+"""Times `executor.rehearse_ahead_us`: a processor does not get cold in a shorter step."""
 _DECODE_RUNNING = RequestState.DECODE_RUNNING
+_UPDATING = KvSequenceState.UPDATING
 _RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
 
 
@@ -125,6 +128,8 @@ class Serving:
         """The device's hint denies a lane that our accounting calls free: admission waits until it agrees, or all are free."""
         self.hold_ns: int | None = None
         """A step that waits for more sequences is due then."""
+        self.no_buffer_ns: int | None = None
+        """Since when something is ready and no output buffer is free for it."""
         self.admits = False
         """Whether waiting requests are given lanes at the end of the event that is being handled."""
         self._positions = np.arange(manifest.context, dtype=np.int32)
@@ -141,6 +146,7 @@ class Serving:
         """Lane -> (tries, when to ask again) where the runtime was busy."""
         self._queued: set[int] = set()
         """Waiting sequences that found no lane free for them."""
+        self._rehearse_ahead_ns = 0 if limits.on_host else config.executor.rehearse_ahead_us * US
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
     # ---------------------------------------------------------------- waiting and admission
@@ -194,8 +200,13 @@ class Serving:
     def next_job(self, job_id: int, now_ns: int) -> SubmitJob | None:
         """Whose turn it is, as a job; None when nothing is due or nothing more may be in flight."""
         self.hold_ns = None
-        if not self.inflight.has_room or self.buffers.free < 1:
+        if not self.inflight.has_room:
             return None
+        if self.buffers.free < 1:
+            if self.no_buffer_ns is None and (len(self.decode) or any(self.prefill.depths.values())):
+                self.no_buffer_ns = now_ns
+            return None
+        self.no_buffer_ns = None
         ready, depths = self._ready, self.prefill.depths
         ready[Turn.DECODE] = len(self.decode)
         ready[Turn.SHORT], ready[Turn.MEDIUM], ready[Turn.LONG] = depths[Turn.SHORT], depths[Turn.MEDIUM], depths[Turn.LONG]
@@ -214,7 +225,13 @@ class Serving:
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
-        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns)
+        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns))
+
+    def _rehearse_ns(self, entry: InflightJob, now_ns: int) -> int | None:
+        ahead_ns = self._rehearse_ahead_ns
+        if not ahead_ns or entry.expected_ns is None or entry.expected_ns < REHEARSE_FROM * ahead_ns:
+            return None
+        return now_ns + self.inflight.expected_ns() - ahead_ns
 
     def _decode_job(self, job_id: int, now_ns: int) -> InflightJob | None:
         choice = self.decode.choose(now_ns)
@@ -278,6 +295,24 @@ class Serving:
         else:
             self.durations.saw_prefill(len(entry.job.token_ids), spent_ns)
         return spent_ns
+
+    def mismatch(self, entry: InflightJob) -> str | None:
+        """Whether each row's request, generation, sequence and lane still are those that the job was sent with (scheduling §7.4);
+        in words what is not. Nothing of an output that fails this may be used: it would be another sequence's."""
+        lanes, generation, length_of = self.kv.lanes, self.generation, entry.job.lanes.tolist()
+        for seq, lane in zip(entry.sequences, length_of, strict=False):
+            kv = lanes[lane] if 0 <= lane < len(lanes) else None
+            if (
+                kv is None
+                or kv.seq_id != seq.seq_id
+                or kv.state is not _UPDATING
+                or seq.hardware_lane != lane
+                or seq.generation != generation
+                or self._owners.get(lane) is not seq
+            ):
+                where = f"sequence {seq.seq_id} of generation {seq.generation} on lane {seq.hardware_lane}"
+                return f"{where}: the job wrote lane {lane}, {kv}"
+        return None
 
     def commit_decode(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
         """A decode step succeeded: KV grows, each row's token is drawn, and what goes on is ready again."""

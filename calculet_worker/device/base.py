@@ -54,6 +54,8 @@ class DeviceLimits:
     output_buffers: int
     overlap: bool
     """True: two jobs in flight really compute at once; a trace must show it."""
+    on_host: bool = False
+    """It computes on the host's own processors, which are busy rather than asleep while it does."""
 
 
 class Device(Protocol):

@@ -77,9 +77,16 @@ class Sampler:
         self._bias = tuple(params.logit_bias.items())
 
     @property
-    def plain_greedy(self) -> bool:
-        """Whether the next token is the row's plain argmax; then `note` it instead of drawing."""
-        return self._greedy and not self._banned()
+    def greedy(self) -> bool:
+        """Whether the next token is the row's plain argmax unless that is banned; `takes` decides."""
+        return self._greedy
+
+    def takes(self, token_id: int) -> bool:
+        """Take the row's argmax as the next token of a greedy sequence; False: it is banned, and must be drawn."""
+        if token_id in self._banned():
+            return False
+        self.note(token_id)
+        return True
 
     def draw(self, row: Floats, vocabulary: Sequence[bytes]) -> Drawn:
         """The next token from the finite float32 [vocabulary] `row`; `vocabulary` maps ids to bytes for the alternatives.

@@ -2,8 +2,9 @@
 
 `submit` is called on the actor's thread, as a device never blocks in it; the device thread then waits for completions and hands
 each to the loop, BF16 logits widened to float32. While a job is out it waits in slices, so that a reset or an end is not kept
-waiting by a job's time limit; with nothing out it sleeps on its inbox. A job whose deadline passes is reported lost (rc 13) but
-still waited for: its late completion is what proves that its buffers are free.
+waiting by a job's time limit; with nothing out it sleeps on its inbox. Once in a long job, shortly before it should end, it wakes
+the loop for a rehearsal. A job whose deadline passes is reported lost (rc 13) but still waited for: its late completion is what
+proves that its buffers are free.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ Deliver = Callable[[Event], Any]
 
 
 class Executor:
-    """Owns the device thread. `deliver` is called on it and must be safe to call from any thread."""
+    """Owns the device thread. `deliver` and `rehearse` are called on it and must be safe to call from any thread."""
 
-    def __init__(self, device: Device, deliver: Deliver) -> None:
-        self._device, self._deliver = device, deliver
+    def __init__(self, device: Device, deliver: Deliver, rehearse: Callable[[], Any] | None = None) -> None:
+        self._device, self._deliver, self._rehearse = device, deliver, rehearse
+        self._rehearse_ns: int | None = None
+        """When the rehearsal for the job that was submitted last is due."""
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deadlines: dict[int, int] = {}
         self._unproven: set[int] = set()
@@ -60,6 +63,7 @@ class Executor:
     def submit(self, action: SubmitJob) -> JobSubmitted | JobRefused:
         """Submit at once; the device thread learns of it."""
         job_id = action.job.job_id
+        self._rehearse_ns = action.rehearse_ns
         self._deadlines[job_id] = action.deadline_ns  # before: it may complete before `submit` has returned
         answer = self._device.submit(action.job, action.engine)
         if isinstance(answer, JobHandle):
@@ -102,18 +106,26 @@ class Executor:
         first = min(self._deadlines.copy().values(), default=None)
         now = time.monotonic_ns()
         timeout = SLICE_NS if first is None else max(0, min(SLICE_NS, first - now))
+        early = self._rehearse_ns
+        if early is not None:
+            timeout = max(0, min(timeout, early - now))
         try:
             found = self._device.wait_any(timeout)
         except Exception:
             log.exception("device: waiting failed")
             found = ReturnCode.OTHER
         if not isinstance(found, ReturnCode):
+            self._rehearse_ns = None
             if self._deadlines.pop(found.job_id, None) is not None:
                 self._busy.change(-1)
             self._unproven.discard(found.job_id)
             self._deliver(self._completed(found))
         elif found == ReturnCode.TIMEOUT:
             now = time.monotonic_ns()
+            if early is not None and early <= now:
+                self._rehearse_ns = None
+                if self._rehearse is not None:
+                    self._rehearse()
             for job_id, deadline in self._deadlines.copy().items():
                 if deadline <= now:
                     self._lose(job_id, found)

@@ -157,6 +157,7 @@ class Telemetry:
         metric("calculet_worker_inflight_jobs").set(gauges.inflight)
         metric("calculet_worker_inflight_limit").set(gauges.max_inflight)
         metric("calculet_worker_long_prefills").set(gauges.long_prefills)
+        metric("calculet_worker_buffer_wait_seconds").set(gauges.buffer_wait_s)
         metric("calculet_worker_kv_hint_denied").set(gauges.device_full)
         metric("calculet_worker_generation").set(gauges.generation)
         metric("calculet_worker_fault_injection_armed").set(self._armed)

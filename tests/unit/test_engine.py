@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from builders_engine import EOS, VOCABULARY, Driver, Fault, Told, a_manifest, a_
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
 from calculet_core.config import TenantConfig
-from calculet_core.errors import InvalidValue
+from calculet_core.errors import ERROR_TYPES, InvalidValue
 from calculet_core.history import check
 from calculet_core.ids import WireKey
 from calculet_core.jobs import JobKind, OutputStatus, ReturnCode
@@ -19,6 +20,7 @@ from calculet_core.requests import Prompt, SamplingParams, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
 from calculet_worker.answers import token_hash
+from calculet_worker.scheduling.admission import RejectUnavailable
 
 
 def one_lane(**admission: int) -> Driver:
@@ -635,7 +637,7 @@ def test_a_late_completion_proves_that_its_buffers_are_free() -> None:
     driver.faults = iter([Fault(lose=ReturnCode.TIMEOUT, late_ns=1 * MS)])
     driver.submit(1)
     driver.until(lambda: driver.events_of(history.BOARD_STALE))
-    assert driver.engine.gauges(driver.now).buffers == {"leased": 0, "quarantined": 0, "free": 2}
+    assert driver.engine.gauges(driver.now).buffers == {"total": 2, "leased": 0, "quarantined": 0, "free": 2}
     assert driver.state == "RECOVERING"
 
 
@@ -816,3 +818,93 @@ def test_nothing_is_left_to_wait_for_when_nothing_runs() -> None:
 
 def test_the_toy_model_never_says_eos_by_itself() -> None:
     assert all(next_token([number]) != EOS for number in range(200)) and a_package().golden
+
+
+# ------------------------------------------------------------------------------------------------ rehearsals
+@pytest.mark.parametrize(("ahead_us", "on_host", "rehearses"), [(1_000, False, True), (0, False, False), (1_000, True, False), (3_000, False, False)])
+def test_a_long_step_is_rehearsed_shortly_before_its_end(ahead_us: int, on_host: bool, rehearses: bool) -> None:
+    driver = Driver(scheduler=a_scheduler(executor={"rehearse_ahead_us": ahead_us}), on_host=on_host).ready()
+    told = driver.submit(1, max_new_tokens=6)
+    driver.until(lambda: told.ended)
+    steps = [action for action in driver.actions if isinstance(action, actions.SubmitJob) and action.job.kind is JobKind.DECODE][-3:]
+    for step in steps:
+        assert (step.rehearse_ns is not None) is rehearses, "a step of 10 ms is not four times as long as 3 ms"
+    if rehearses:
+        ends = [event.t for event in driver.events_of(history.BOARD_JOB)][-3:]
+        assert [end - 1 * MS for end in ends] == [step.rehearse_ns for step in steps]
+
+
+# ------------------------------------------------------------------------------------------------ what a completion must still fit
+@pytest.mark.parametrize("wrong", ["lanes swapped", "lane given away", "generation", "lane not written", "row out of range"])
+def test_an_output_whose_sequences_and_lanes_are_not_those_it_was_sent_with_is_nobodys(wrong: str) -> None:
+    """Scheduling §7.4: it would be somebody else's text."""
+    driver = Driver().ready()
+    told = [driver.submit(number, max_new_tokens=20) for number in (1, 2)]
+    driver.until(lambda: driver.board.jobs[-1].kind is JobKind.DECODE and len(driver.board.jobs[-1].token_ids) == 2)
+    serving, (first, second) = driver.engine.serving, driver.engine.attempts.registry.live()
+    assert serving is not None and first.hardware_lane is not None
+    texts = [one.text for one in told]
+    lane = serving.kv.lanes[first.hardware_lane]
+    if wrong == "lanes swapped":
+        first.hardware_lane, second.hardware_lane = second.hardware_lane, first.hardware_lane
+    elif wrong == "lane given away":
+        lane.seq_id = 99
+    elif wrong == "generation":
+        second.generation += 1
+    elif wrong == "lane not written":
+        lane.state = KvSequenceState.ACTIVE
+    else:
+        (entry,) = serving.inflight._jobs.values()
+        rows, entry.job = entry.job, dataclasses.replace(entry.job, lanes=entry.job.lanes + 100)
+        assert rows.lanes.max() < 100
+    verdict = serving.mismatch(next(iter(serving.inflight._jobs.values())))
+    assert verdict is not None and "the job wrote lane" in verdict
+    if wrong in ("lanes swapped", "row out of range"):  # what can be put right afterwards, for the rest of the way
+        driver.step()
+        assert driver.state == "FAILED" and [one.error for one in told] == ["board_failed"] * 2
+        assert [one.text for one in told] == texts, "nothing of it was shown"
+
+
+def test_every_result_of_admission_has_its_status() -> None:
+    """Scheduling §5.2: 400, 429, 503."""
+    driver = one_lane(max_waiting_requests=1)
+    driver.submit(1, max_new_tokens=50), driver.submit(2)
+    assert [driver.submit(3).error, driver.submit(4, [1] * 100).error] == ["over_capacity", "over_capacity"], "before it is tokenized"
+    found = {}
+    for error in ERROR_TYPES.values():
+        found[error.code] = error.http_status
+    empty = one_lane()
+    assert found[empty.submit(1, [1] * 100).error or ""] == 400 and found["over_capacity"] == 429
+    for leave in (wire.DrainBoard, None):
+        board = one_lane()
+        if leave is None:
+            board.command(wire.StopWorker, deadline_ms=1_000)
+        else:
+            board.command(leave)
+        refusal = board.engine.control.refusal()
+        assert isinstance(refusal, RejectUnavailable) and refusal.error.http_status == 503
+        assert board.submit(9).error == refusal.error.code
+    recovering = one_lane()
+    recovering.faults = iter([Fault(status=OutputStatus.CCU_EXCEPTION)])
+    recovering.submit(1)
+    recovering.until(lambda: recovering.state == "RECOVERING")
+    assert found[recovering.submit(2).error or ""] == 503 and isinstance(recovering.engine.control.refusal(), RejectUnavailable)
+
+
+def test_what_is_ready_and_finds_no_output_buffer_waits_asleep_and_is_shown() -> None:
+    driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=a_scheduler((1,), executor={"max_inflight": 2})).ready()
+    assert driver.engine.serving is not None
+    buffers = driver.engine.serving.buffers
+    for number in (901, 902):  # as if two jobs' ends were not proven
+        buffers.lease(number)
+        buffers.quarantine(number)
+    told, start = driver.submit(1), driver.now
+    driver.run(3 * S)
+    gauges = driver.engine.gauges(driver.now)
+    assert gauges.buffers == {"total": 2, "leased": 0, "quarantined": 2, "free": 0} and not told.pieces
+    assert gauges.buffer_wait_s == pytest.approx((driver.now - start) / S)
+    assert (driver.engine.next_wakeup_ns() or 0) - driver.now > 100 * S, "nothing wakes it but a deadline"
+    buffers.give_back(901)
+    driver.feed(events.TimeCame())
+    driver.until(lambda: told.ended)
+    assert told.text == text_of([1, 2, 3], 4) and driver.engine.gauges(driver.now).buffer_wait_s == 0

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,35 @@ def test_the_synchronous_reference_ends_every_job_before_it_returns(board: Scrip
     executor.perform(ConfigureDevice(1, None))
     assert delivered.get_nowait() == DeviceConfigured(1, 0, "the inspection", before=HELD)
     assert executor.stop(DEADLINE_S) and board.closed_on == "MainThread"
+
+
+def test_shortly_before_a_job_should_end_the_loop_is_woken_once_and_the_thread_sleeps_on(
+    board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    rehearsals: queue.Queue[int] = queue.Queue()
+    executor = Executor(board, delivered.put, lambda: rehearsals.put(time.monotonic_ns()))  # type: ignore[arg-type]
+    early_ns = time.monotonic_ns() + 30 * MS
+    executor.submit(replace(a_submission(1), rehearse_ns=early_ns))
+    assert rehearsals.get(timeout=DEADLINE_S) >= early_ns
+    completion = a_completion(1)
+    board.outcomes.put(completion)
+    assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+    executor.submit(replace(a_submission(2), rehearse_ns=time.monotonic_ns() + 60 * S))
+    board.outcomes.put(a_completion(2))
+    delivered.get(timeout=DEADLINE_S)
+    executor.submit(a_submission(3))
+    board.outcomes.put(a_completion(3))
+    delivered.get(timeout=DEADLINE_S)
+    assert executor.stop(DEADLINE_S) and rehearsals.empty(), "once for a job, and never for one that ended earlier"
+
+
+def test_a_rehearsal_does_not_keep_a_lost_job_from_being_reported(board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    executor = Executor(board, delivered.put)  # type: ignore[arg-type]
+    executor.submit(replace(a_submission(1, in_ns=20 * MS), rehearse_ns=time.monotonic_ns() - 1))
+    assert delivered.get(timeout=DEADLINE_S) == JobLost(1, 13)
+    board.outcomes.put(a_completion(1))
+    delivered.get(timeout=DEADLINE_S)
+    assert executor.stop(DEADLINE_S)
 
 
 def test_completions_may_come_in_any_order(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
