@@ -80,6 +80,8 @@ RULES: tuple[Rule, ...] = (
     _rule("crashes"),
     _rule("usage", router=START),
     _rule("trace", worker=START),
+    _rule("tracing", worker=START, router=START),
+    _rule("constraints", worker=START, router=START),
     _rule("fault_injection", worker=START),
     _rule("chaos", worker=START, router=START),
     _rule("log", worker=LIVE, router=LIVE),

@@ -33,7 +33,7 @@ SCRIPTS = ("calculet", "calculet-router", "calculet-worker", "calculet-superviso
 WITHOUT_JSON = {
     "up", "top",  # live on a terminal; `status --json --watch` is for programs
     "init", "completion",  # write a file, print a script
-    "package build", "package prove",  # pass on what calculet-worker prints
+    "package build", "package prove", "package derive-profiles",  # pass on what calculet-worker prints
 }  # fmt: skip
 
 
