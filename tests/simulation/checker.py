@@ -7,7 +7,7 @@ when a lane was given away, what an operator was told, what the device still hol
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from calculet_core import history
@@ -50,13 +50,16 @@ class FairShares:
         """A waiting request is gone without a lane."""
         self._unserved[tenant] += cost / self._weights[tenant]
 
-    def admitted(self, tenant: str, cost: float, waiting: frozenset[str]) -> str | None:
-        """A lane went to `tenant` while `waiting` had requests in the queue, before and after. What was unfair, in words."""
+    def admitted(self, tenant: str, cost: float, waiting: Mapping[str, float]) -> str | None:
+        """A lane went to `tenant` while those in `waiting` have requests in the queue, each with the cost of its largest. What was
+        unfair, in words."""
         normal = cost / self._weights[tenant]
-        both = waiting & self._waiting | ({tenant} & self._waiting & waiting)
+        both = waiting.keys() & self._waiting
         self._served[tenant] += normal
         self._largest[tenant] = max(self._largest[tenant], normal)
-        self._waiting = waiting
+        for one, largest in waiting.items():
+            self._largest[one] = max(self._largest[one], largest / self._weights[one])
+        self._waiting = frozenset(waiting)
         unfair = None
         for one in sorted(both):
             for other in sorted(both):
@@ -244,7 +247,10 @@ class FleetChecker:
         if client is None or serving is None or client.tenant in self._capped:
             return
         place = (worker.board, worker.epoch, event.generation or 0)
-        waiting = frozenset(seq.tenant for seq in serving.fair.waiting()) - self._capped - {""}
+        waiting: dict[str, float] = {}
+        for seq in serving.fair.waiting():
+            if seq.tenant in self._weights and seq.tenant not in self._capped:
+                waiting[seq.tenant] = max(waiting.get(seq.tenant, 0), seq.prompt_tokens + seq.max_new_tokens)
         shares = self._shares.get(place)
         if shares is None:
             self._shares = {other: kept for other, kept in self._shares.items() if other[0] != worker.board}

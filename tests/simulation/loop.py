@@ -91,6 +91,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
         task = asyncio.Task(coro, loop=self, name=name)
+        if not self.process.alive:
+            coro.close()  # of somebody's `finally`: it never begins
         self._tasks.append(task)
         if len(self._tasks) > MANY_TASKS:
             self._tasks = [one for one in self._tasks if not one.done()]

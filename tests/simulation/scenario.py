@@ -225,6 +225,20 @@ def swaps(seed: int, seconds: float = 60.0) -> Scenario:
     )
 
 
+def corners(seed: int, seconds: float = 40.0) -> tuple[Scenario, ...]:
+    """Runs for what rough ones reach seldom: boards that are full while others are not, links that break under load."""
+
+    def under(boards: int, pools: tuple[str | None, ...], **every_s: float) -> Scenario:
+        traffic = Traffic(14.0, mean_output=40.0, disconnects=0.1, burst_every_s=6.0, burst_size=60)
+        return Scenario(seed, seconds, boards, 2, traffic, faults=faults_at_random(seed, seconds, boards, every_s), pools=pools)
+
+    return (
+        under(2, (None, "latency")),
+        under(2, (), cut_data=2.0, partition_data=8.0),
+        under(2, (), cut_control=4.0, kill_supervisor=15.0, disk_full=8.0),
+    )
+
+
 def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> Scenario:
     """Ordinary days with ordinary trouble. Heartbeats and time-outs are looked at less often, to be fast."""
     seconds = hours * 3600

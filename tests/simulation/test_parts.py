@@ -221,7 +221,7 @@ def test_shrinking_leaves_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---------------------------------------------------------------- the checker
 def test_fair_shares_are_told_from_unfair_ones() -> None:
-    both = frozenset({"gold", "default"})
+    both = {"gold": 100.0, "default": 100.0}
     fair, unfair = FairShares({"gold": 3.0, "default": 1.0}), FairShares({"gold": 3.0, "default": 1.0})
     for turn in range(200):
         assert fair.admitted("default" if turn % 4 == 0 else "gold", 100, both) is None
@@ -232,8 +232,15 @@ def test_fair_shares_are_told_from_unfair_ones() -> None:
 def test_a_tenant_that_does_not_wait_is_owed_nothing() -> None:
     shares = FairShares({"gold": 1.0, "default": 1.0})
     for _ in range(100):
-        assert shares.admitted("gold", 100, frozenset({"gold"})) is None
-    assert shares.admitted("default", 100, frozenset({"gold", "default"})) is None
+        assert shares.admitted("gold", 100, {"gold": 100.0}) is None
+    assert shares.admitted("default", 100, {"gold": 100.0, "default": 100.0}) is None
+
+
+def test_a_large_request_that_waits_makes_room_for_small_ones() -> None:
+    shares = FairShares({"gold": 1.0, "default": 1.0})
+    assert shares.admitted("default", 10, {"gold": 10.0, "default": 10.0}) is None
+    found = [shares.admitted("gold", 10, {"gold": 10.0, "default": 300.0}) for _ in range(100)]
+    assert found[:60] == [None] * 60 and found[-1] is not None, "320 by two"
 
 
 def test_the_reference_of_the_clients_is_the_boards(world: World) -> None:

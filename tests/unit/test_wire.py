@@ -42,7 +42,7 @@ MESSAGES = [
     wire.DenyReset(1, "spent"),
     wire.StopWorker(1, 2),
     wire.TakeConfiguration(1, "d"),
-    wire.Disturb("order", chaos.FreezeWorker(board="board0", for_s=1.0), 9),
+    wire.Disturb("order", chaos.FreezeWorker(for_s=1.0), 9),
     wire.RouterReport(1, 2, 1, 3, links={"board0": "up"}),
     wire.FleetView(1, [wire.BoardView("board0", 1, 2, "ipc://x", "READY", 3, "d", "qwen3")], [wire.AliasView("qwen3", "d", 40960, 1)]),
 ]  # fmt: skip
