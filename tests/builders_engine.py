@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,13 +203,14 @@ class Driver:
     def __init__(
         self, manifest: Manifest | None = None, package: Package | None = None, scheduler: SchedulerConfig | None = None,
         recovery: RecoveryConfig = RecoveryConfig(), tenants: tuple[TenantConfig, ...] = (TenantConfig("default"),), outputs: int = 2,
-        seed: int = 1,
+        seed: int = 1, unconfigures: bool = True,
     ) -> None:  # fmt: skip
         self.manifest = manifest or (package.manifest if package else a_manifest())
         self.package = package or a_package(self.manifest)
         self.scheduler = scheduler
         self.board = Board(self.manifest, outputs=outputs)
-        self.engine = Engine("board0", 1, 42, "ipc://x", self.board.limits, recovery, seed, tenants, 32 << 30)
+        limits = replace(self.board.limits, unconfigures=unconfigures)
+        self.engine = Engine("board0", 1, 42, "ipc://x", limits, recovery, seed, tenants, 32 << 30)
         self.now = 1 * S
         self.faults: Iterator[Fault | None] = iter(())
         self.actions: list[actions.Action] = []

@@ -54,6 +54,9 @@ class DeviceLimits:
     output_buffers: int
     overlap: bool
     """True: two jobs in flight really compute at once; a trace must show it."""
+    unconfigures: bool = True
+    """True: it is verified that `reset_configuration` gives everything back (the contract suite, for what we can run). False: an
+    unload ends the process instead, and the next one begins empty (scheduling §12)."""
 
 
 class Device(Protocol):

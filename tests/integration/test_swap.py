@@ -301,3 +301,17 @@ def test_one_board_needs_a_word_for_the_time_without_service_and_tells_how_long_
         assert fleet.cli("rollback", "toy", "--yes").returncode == 0, "back to what was unloaded"
         assert fleet.completion().status == 200
 
+
+def test_a_runtime_without_a_verified_unload_changes_its_model_with_its_process(
+    tmp_path: Path, packages: Packages, blue: Path, green: Path
+) -> None:
+    trust = packages.key.with_suffix(".pub")
+    with Fleet(tmp_path / "fleet", blue, trust, boards=1, options={"unconfigures": False}) as fleet:
+        first = fleet.pid("worker", "board0")
+        done = fleet.cli("load", "toy", str(green), "--yes", "--allow-downtime")
+        assert done.returncode == 0, done.stderr
+        assert fleet.pid("worker", "board0") not in (None, first)
+        assert fleet.completion().json()["system_fingerprint"] == read_package(green).digest
+        row = (fleet.status() or {})["boards"][0]
+        assert (row["failures"], row["restarts_left"]) == (0, 5), "it was no failure and cost no restart"
+        assert fleet.cli("unload", "toy", "--yes").returncode == 0

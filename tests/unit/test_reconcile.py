@@ -149,6 +149,20 @@ def test_exit_zero_of_a_serving_worker_was_somebodys_command_and_of_one_that_nev
     assert bench.reconciler.lives["board0"].restarts.failures == failures
 
 
+def test_a_worker_that_ends_to_be_unloaded_costs_no_restart() -> None:
+    bench = Bench(config=a_config(max_restarts=1))
+    for _ in range(3):
+        bench.serve()
+        bench.report(state="FAILED")
+        bench.wish(placement=None)
+        bench.step(ms=6_000)
+        bench.exit(code=0, reason="unloaded with its process")
+        bench.wish(placement=PLACEMENT)
+        bench.step()
+        assert bench.state() == "STARTING"
+    assert bench.reconciler.lives["board0"].restarts.failures == 0
+
+
 def test_what_an_operator_stopped_stays_stopped_until_it_is_started() -> None:
     bench = Bench()
     bench.serve()
