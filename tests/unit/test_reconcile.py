@@ -155,7 +155,7 @@ def test_a_worker_that_ends_to_be_unloaded_costs_no_restart() -> None:
         bench.serve()
         bench.report(state="FAILED")
         bench.wish(placement=None)
-        bench.step(ms=6_000)
+        bench.step(ms=100)
         bench.exit(code=0, reason="unloaded with its process")
         bench.wish(placement=PLACEMENT)
         bench.step()
