@@ -132,6 +132,21 @@ def test_green_that_fails_its_golden_cases_goes_back_and_nobody_notices(fleet: F
     assert set(held(fleet).values()) == {read_package(blue).digest}
 
 
+def test_green_that_a_board_does_not_take_at_configure_goes_back_and_nobody_notices(
+    fleet: Fleet, packages: Packages, blue: Path, green: Path, tmp_path: Path
+) -> None:
+    bad = edit_manifest(copy_of(green, tmp_path / "bad"), lambda manifest: manifest["backend_options"].update(no_such_option=1))
+    sign(bad, packages.key)
+    with Load(fleet, 6) as load:
+        load.more(6)
+        done = fleet.cli("load", "toy", str(bad), "--yes")
+        load.more(6)
+    assert done.returncode == 1 and "configuring returned" in done.stderr and "ROLLED_BACK" in done.stderr, done.stderr
+    assert load.failed == []
+    assert {digest for _, digest, _ in load.answers} == {read_package(blue).digest}
+    assert set(held(fleet).values()) == {read_package(blue).digest}
+
+
 Spoil = Callable[[Path, Path, Path], Path]
 
 

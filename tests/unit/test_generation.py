@@ -211,6 +211,9 @@ def test_a_job_that_is_lost_after_the_drain_deadline_makes_the_generation_recove
     driver.submit(1)
     driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
     driver.until(lambda: driver.state == "RECOVERING")
+    serving = driver.engine.serving
+    assert serving is not None and serving.buffers.quarantined == 1, "its buffers are never freed under it"
+    assert not [action for action in driver.actions if isinstance(action, actions.UnconfigureDevice)]
     driver.grant()
     driver.until(lambda: driver.state == "READY")
 
