@@ -130,9 +130,9 @@ class Reconciler:
         return life
 
     def _recall(self, life: Life, aside: WorkerAside, seen: BoardSeen, now_ns: int) -> None:
-        """An earlier supervisor's quarantine goes on; but a wrong configuration is worth a try once it was changed."""
+        """An earlier supervisor's quarantine goes on, unless the configuration was changed since."""
         life.aside = aside
-        if aside.retry_ns is None and aside.config != self._fingerprint:
+        if aside.config != self._fingerprint:
             return
         life.restarts.half_opened()
         if seen.pid is None:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calculet_core.shell.death_pipe import VARIABLE
+from calculet_core.shell.death_pipe import STARTED, VARIABLE
 from calculet_core.shell.sd_notify import STRIPPED
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -73,6 +73,7 @@ class Children:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        self._started = f"{os.getpid()}-{time.monotonic_ns()}"
         self._by_pid: dict[int, Child] = {}
         become_subreaper()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -87,7 +88,7 @@ class Children:
         if path.exists() and path.stat().st_size > LOG_BYTES:
             path.rename(path.with_name(f"{path.name}.1"))
         environment = {key: value for key, value in os.environ.items() if key not in STRIPPED}
-        environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1"}
+        environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1", STARTED: self._started}
         with path.open("ab") as log:
             log_start = log.tell()
             process = subprocess.Popen(
