@@ -130,9 +130,9 @@ class Reconciler:
         return life
 
     def _recall(self, life: Life, aside: WorkerAside, seen: BoardSeen, now_ns: int) -> None:
-        """An earlier supervisor's quarantine goes on; but a wrong configuration is worth a try once it was changed."""
+        """An earlier supervisor's quarantine goes on, unless the configuration was changed since."""
         life.aside = aside
-        if aside.retry_ns is None and aside.config != self._fingerprint:
+        if aside.config != self._fingerprint:
             return
         life.restarts.half_opened()
         if seen.pid is None:
@@ -163,7 +163,8 @@ class Reconciler:
         if life.state not in (_P.STARTING, _P.UP, _P.STOPPING):
             return
         how = seen.last_exit or Exit()
-        asked_from_outside = life.state is _P.UP and how.code == ExitCode.OK and life.health.serving_ns is not None
+        unloads = life.command is not None and life.command.verb == "unload"
+        asked_from_outside = life.state is _P.UP and how.code == ExitCode.OK and (unloads or life.health.serving_ns is not None)
         commanded = life.state is _P.STOPPING or asked_from_outside
         data = {"code": how.code, "signal": how.signal, "reason": how.reason, "commanded": commanded}
         if commanded:

@@ -105,11 +105,12 @@ class Observed:
 @dataclass(frozen=True, slots=True)
 class WorkerAside:
     """A worker whose restart budget is spent: it is tried once at `retry_ns`, and a life that fails then costs the long time again.
-    This outlives the supervisor, until the worker has served for the stable period or an operator says otherwise."""
+    This outlives the supervisor, until the worker has served for the stable period, the configuration has changed, or an operator
+    says otherwise."""
 
     why: str
     retry_ns: int | None
-    """CLOCK_MONOTONIC; None: never by itself, until the configuration has changed."""
+    """CLOCK_MONOTONIC; None: never by itself (a wrong configuration)."""
     config: str = ""
     """Fingerprint of the configuration under which that was decided."""
 

@@ -67,7 +67,7 @@ class Engine:
         self.board, self.epoch, self.pid, self.endpoint, self.limits = board, epoch, pid, endpoint, limits
         self._recorder = Recorder(board, epoch)
         self._outbox = Outbox()
-        self.life = Lifecycle(self._recorder, dram_bytes, fleet_recovery)
+        self.life = Lifecycle(self._recorder, dram_bytes, fleet_recovery, limits.unconfigures)
         self.attempts = Attempts(epoch, self.life, self._recorder, self._outbox, self._internal_ended)
         self.pingpong = PingPong()
         self.control = Control(self.life, self.attempts, self.pingpong)

@@ -18,6 +18,7 @@ from calculet_core.errors import (
     BoardFailed,
     CalculetError,
     ConfigError,
+    ExitCode,
     ModelDraining,
     ModelRecovering,
     NoReadyWorker,
@@ -26,7 +27,7 @@ from calculet_core.faults import FAULT_POLICY, FaultKind, ResetRule, fault_of_co
 from calculet_core.jobs import ReturnCode
 from calculet_core.models import ModelGeneration
 from calculet_core.states.model_generation import MODEL_GENERATION, ModelEvent, ModelState
-from calculet_worker.actions import Action, Announce, ConfigureDevice, ResetDevice, UnconfigureDevice, VerifyPackage
+from calculet_worker.actions import Action, Announce, ConfigureDevice, Exit, ResetDevice, UnconfigureDevice, VerifyPackage
 from calculet_worker.events import DeviceConfigured, DeviceReset, DeviceUnconfigured, PackageVerified
 from calculet_worker.inspecting import compare, residue
 from calculet_worker.jobs.durations import backoff_ns
@@ -40,10 +41,12 @@ _LOADING = frozenset({_M.VALIDATING, _M.CONFIGURING, _M.WARMING})
 
 
 class Lifecycle:
-    """The generation on this board, from command to command. `dram_bytes` is the board's."""
+    """The generation on this board, from command to command. `dram_bytes` is the board's; `unconfigures`: what its runtime's
+    `reset_configuration` is verified to do."""
 
-    def __init__(self, recorder: Recorder, dram_bytes: int, recovery: RecoveryConfig) -> None:
+    def __init__(self, recorder: Recorder, dram_bytes: int, recovery: RecoveryConfig, unconfigures: bool = True) -> None:
         self._recorder, self._dram_bytes, self._fleet_recovery = recorder, dram_bytes, recovery
+        self._unconfigures = unconfigures
         self.record: ModelGeneration | None = None
         self.package: Package | None = None
         self.vocabulary: Sequence[bytes] = ()
@@ -122,8 +125,12 @@ class Lifecycle:
         return None
 
     def _unconfigure(self, out: list[Action]) -> None:
+        """Only by a verified contract; else with the process, and the next one begins with an empty board (scheduling §12)."""
         self.step = "unconfigure"
-        out.append(UnconfigureDevice(self.generation))
+        if self._unconfigures:
+            out.append(UnconfigureDevice(self.generation))
+        else:
+            out.append(Exit(ExitCode.OK, "unloaded with its process: the runtime's reset_configuration is not verified"))
 
     def _verify(self, command: wire.LoadModel, out: list[Action]) -> None:
         self.step = "verify"

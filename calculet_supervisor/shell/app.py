@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import zmq
 
 from calculet_core import history, wire
-from calculet_core.artifact import Package
+from calculet_core.artifact import Package, sha256_hex
 from calculet_core.clock import S
 from calculet_core.config import RecoveryConfig
-from calculet_core.shell.death_pipe import VARIABLE, watch_death_pipe
+from calculet_core.shell.death_pipe import STARTED, VARIABLE, watch_death_pipe
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
@@ -478,8 +479,10 @@ def reset_limit(fleet: Fleet, board: str) -> int:
 
 
 def _fingerprint(fleet: Fleet, packages: dict[str, Package]) -> str:
-    """Another one: a worker that called its configuration wrong is worth another try."""
-    return "-".join((fleet.fingerprint(), *(package.digest for package in packages.values())))
+    """Another one: workers in quarantine are worth another try. `calculet up` is an operator's word like a changed file."""
+    known = [fleet.fingerprint(), version("calculet"), os.environ.get(STARTED, "")]
+    known += [package.digest for package in packages.values()]
+    return sha256_hex("\n".join(known).encode())
 
 
 def _spends(memory: Memory, kind: str) -> dict[str, list[int]]:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calculet_core.shell.death_pipe import VARIABLE
+from calculet_core.shell.death_pipe import STARTED, VARIABLE
 from calculet_core.shell.sd_notify import STRIPPED
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -73,6 +73,7 @@ class Children:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        self._started = f"{os.getpid()}-{time.monotonic_ns()}"
         self._by_pid: dict[int, Child] = {}
         become_subreaper()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -101,7 +102,7 @@ class Children:
             OSError: it cannot be started.
         """
         environment = {key: value for key, value in os.environ.items() if key not in STRIPPED}
-        environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1"}
+        environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1", STARTED: self._started}
         output, log_start = self.open_log(log_name)
         try:
             process = subprocess.Popen(

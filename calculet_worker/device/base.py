@@ -56,6 +56,9 @@ class DeviceLimits:
     """True: two jobs in flight really compute at once; a trace must show it."""
     on_host: bool = False
     """It computes on the host's own processors, which are busy rather than asleep while it does."""
+    unconfigures: bool = True
+    """True: it is verified that `reset_configuration` gives everything back (the contract suite, for what we can run). False: an
+    unload ends the process instead, and the next one begins empty (scheduling §12)."""
 
 
 class Device(Protocol):

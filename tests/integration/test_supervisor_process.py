@@ -237,6 +237,12 @@ def test_a_crash_loop_is_quarantined_shown_and_brought_back_by_an_operator(share
     assert row["restarts_left"] == 0 and "exit 70" in row["why"] and row["retry_in_s"] > 200
     assert shared.row("board0")["state"] == "READY"
     assert "board1 does not serve: exit 70" in (shared.folder / "keeper.log").read_text()
+    dead, epochs = shared.kill("supervisor"), shared.paths.board_epoch("board1").read_text()
+    until(lambda: shared.pid("supervisor") not in (dead, None), "the keeper starts it again")
+    shared.ready("board0")
+    row = shared.until_row("board1", lambda row: row["process"] == "QUARANTINED", "still in quarantine")
+    assert "exit 70" in row["why"] and row["retry_in_s"] > 200
+    assert shared.paths.board_epoch("board1").read_text() == epochs, "nobody has started it"
     shared.tell("board1", "")
     shared.do("restart", "board1")
     shared.ready("board1", epoch)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from builders_fleet import Fleet, Packages, until
 from builders_swap import ask, until_over
@@ -18,6 +19,7 @@ from calculet_core.shell.journal import read_journal
 from calculet_core.shell.packages import read_package
 
 COMMON, RARE = "toy", "rare"
+ROLES = (("supervisor", None), ("router", None), ("worker", "board0"))
 
 
 @pytest.fixture(scope="module")
@@ -119,15 +121,12 @@ def test_turns_are_events_metrics_and_part_of_a_requests_story(fleet: Fleet) -> 
     assert "turn of " in shown and "waiting: none" in shown
 
 
-def test_more_than_may_wait_is_429(fleet: Fleet) -> None:
+def test_more_than_may_wait_is_429_and_as_many_as_may_are_answered(fleet: Fleet) -> None:
     other = RARE if shared(fleet)["resident"] == COMMON else COMMON
-    calls = [threading.Thread(target=lambda: statuses.append(fleet.completion("x", model=other).status)) for _ in range(12)]
-    statuses: list[int] = []
-    for call in calls:
-        call.start()
-    for call in calls:
-        call.join(60)
-    assert sorted(set(statuses)) == [200, 429] and statuses.count(200) >= 8
+    refused = fleet.completion("x", model=other, n=9)
+    assert refused.status == 429 and "time_shared.max_waiting_requests" in refused.json()["error"]["message"]
+    answered = fleet.completion("x", model=other, n=8)
+    assert answered.status == 200 and len(answered.json()["choices"]) == 8
 
 
 def test_a_swap_of_a_waiting_model_takes_its_turn_and_both_go_on(fleet: Fleet, packages: Packages) -> None:
@@ -147,6 +146,32 @@ def test_an_unloaded_model_is_503_and_the_other_one_has_the_board(fleet: Fleet) 
     assert fleet.completion(model=COMMON).status == 200
     assert until_over(fleet, ask(fleet, "rollback", alias=RARE)["rollout"])["state"] == "DONE"
     assert fleet.completion(model=RARE).status == 200
+
+
+@pytest.mark.parametrize("turns", [4, pytest.param(100, marks=pytest.mark.long)])
+def test_turns_leave_memory_descriptors_and_threads_where_they_were(fleet: Fleet, turns: int) -> None:
+    def take(count: int) -> None:
+        goal = int(shared(fleet)["switches"]) + count
+        with Clients(fleet, toy=2, rare=2) as clients:
+            until(lambda: int(shared(fleet)["switches"]) >= goal or clients.failed, f"{count} turns", 60 + 5 * count)
+        assert clients.failed == []
+
+    def measure() -> dict[str, tuple[float, int, int]]:
+        processes = {role: psutil.Process(fleet.pid(role, board)) for role, board in ROLES}
+        return {role: (one.memory_info().rss / 2**20, one.num_fds(), one.num_threads()) for role, one in processes.items()}
+
+    take(2)  # what is made once is made
+    before = measure()
+    take(turns)
+    after = measure()
+    for role in before:
+        (rss, fds, threads), (rss_before, fds_before, threads_before) = after[role], before[role]
+        assert fds <= fds_before + 4, f"{role}: {fds_before} -> {fds} descriptors"
+        assert threads <= threads_before + 1, f"{role}: {threads_before} -> {threads} threads"
+        assert rss <= rss_before + 12, f"{role}: {rss_before:.1f} -> {rss:.1f} MiB after {turns} turns"
+    until(lambda: shared(fleet)["waiting"] == {}, "nobody waits")
+    row = (fleet.status() or {})["boards"][0]
+    assert (row["faults"], row["resets"]) == (0, 0)
 
 
 def test_a_stopped_board_is_503_at_once_and_not_a_wait(fleet: Fleet) -> None:

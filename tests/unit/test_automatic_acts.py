@@ -14,9 +14,13 @@ from builders_supervisor import a_report
 
 from calculet_core import history
 from calculet_core.config import RecallConfig
+from calculet_supervisor.planner import BoardFacts
+from calculet_supervisor.rollout import Rollout
 from calculet_supervisor.shell import recovery
-from calculet_supervisor.shell.control import Caller
+from calculet_supervisor.shell.control import Caller, Refused
 from calculet_supervisor.shell.recovery import Recovery
+from calculet_supervisor.shell.recovery_verbs import RecoveryVerbs
+from calculet_supervisor.shell.rollout_verbs import RolloutVerbs
 from calculet_supervisor.shell.store import Act, Memory, Store, Wanted, open_store
 from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import BoardSeen, Note, WorkerAside
@@ -180,5 +184,57 @@ def test_a_worker_in_quarantine_is_remembered_until_somebody_asks_for_a_new_life
         await shell.store.want("board0", Wanted(min_epoch=8), Act("restart", "board0"))
         shell.wanted["board0"] = (await shell.store.recall()).boards["board0"]
         assert set((await shell.store.recall()).asides) == {"board1"}
+
+    play(path, scene)
+
+
+# ---------------------------------------------------------------- a full disk
+def test_an_operators_word_that_a_full_disk_refuses_is_not_done_and_says_so(path: Path) -> None:
+    async def scene(shell: Shell) -> None:
+        verbs = RecoveryVerbs(shell, shell.verbs)  # type: ignore[arg-type]
+        await shell.verbs.drain({"board": "board0"}, CALLER)
+
+        def fill() -> None:
+            pages = shell.store._db.execute("PRAGMA page_count").fetchone()[0]
+            shell.store._db.execute(f"PRAGMA max_page_count = {pages}")
+
+        await shell.store._do(fill)
+        with pytest.raises(Refused, match="condemn board0 could not be saved and was not done: database or disk is full") as refused:
+            await verbs.condemn({"board": "board0", "reason": "x" * 100_000}, CALLER)
+        assert refused.value.hint == "is the disk full?"
+        assert shell.wanted["board0"] == Wanted(draining=True)
+        assert [note.data["verb"] for note in shell.told(history.FLEET_ADMIN)] == ["drain"]
+        await shell.store._do(lambda: shell.store._db.execute("PRAGMA max_page_count = 100000"))
+        await verbs.condemn({"board": "board0", "reason": "it burns"}, CALLER)
+
+    memory = play(path, scene)
+    assert memory.boards["board0"] == Wanted(draining=True, condemned="it burns")
+
+
+def test_a_rollout_that_a_full_disk_refuses_is_not_begun(path: Path) -> None:
+    async def scene(shell: Shell) -> None:
+        live: dict[str, Rollout] = {}
+
+        async def open_rollout(rollout: Rollout, act: Act) -> Rollout:
+            return await shell.store.open_rollout(rollout, act)
+
+        seen = {"board0": BoardFacts(digest="a" * 64, state="READY", serves=True)}
+        shell.fleet.config.models = [SimpleNamespace(alias="toy")]
+        shell.rollouts = SimpleNamespace(
+            live=live, boards=lambda alias: ("board0",), current=lambda alias: None, facts=lambda boards, alias=None: seen, open=open_rollout
+        )
+        verbs = RolloutVerbs(shell)  # type: ignore[arg-type]
+
+        def fill() -> None:
+            pages = shell.store._db.execute("PRAGMA page_count").fetchone()[0]
+            shell.store._db.execute(f"PRAGMA max_page_count = {pages}")
+
+        await shell.store._do(fill)
+        package = "/" + "p" * 100_000
+        with pytest.raises(Refused, match="it could not be saved and was not done: database or disk is full"):
+            await verbs.load({"alias": "toy", "package": package, "allow_downtime": True}, CALLER)
+        await shell.store._do(lambda: shell.store._db.execute("PRAGMA max_page_count = 100000"))
+        assert await shell.store.rollouts() == [] and live == {}
+        assert (await verbs.load({"alias": "toy", "package": package, "allow_downtime": True}, CALLER))["rollout"] >= 1
 
     play(path, scene)

@@ -467,3 +467,23 @@ def test_a_clients_deadline_is_its_own_however_long_the_router_stood_still() -> 
     desk.tell(events.Overslept(60_000 * MS))
     desk.tell(events.TimePassed())
     assert desk.failures() == [(owner, "deadline_exceeded")]
+
+
+# ---------------------------------------------------------------- generations
+def test_a_request_stays_with_the_generation_that_it_was_sent_to_while_its_alias_moves_on() -> None:
+    desk = Desk("board0")
+    desk.ask()
+    (first,) = desk.sent()
+    desk.accept(first)
+    green = "e" * 64
+    newer = a_board("board1", generation=8, digest=green)
+    desk.tell(events.ViewPublished(a_view(a_board("board0"), newer, version=2, digest=green)))
+    desk.hello("board1", generation=8, digest=green)
+    desk.ask()
+    second = desk.sent()[-1]
+    assert (first.generation, first.digest, desk.board_of(first)) == (7, DIGEST, "board0")
+    assert (second.generation, second.digest, desk.board_of(second)) == (8, green, "board1")
+    for text in ("a", "b"):
+        desk.token(first, "board0", text=text)
+    desk.token(first, "board0", text="c", finish="stop")
+    assert texts(desk) == ["a", "b", "c"] and desk.sent() == [first, second]

@@ -14,6 +14,7 @@ from calculet_core.clock import MS, S
 from calculet_core.config import RecoveryConfig
 from calculet_core.errors import ExitCode
 from calculet_core.jobs import Holdings, JobKind, OutputStatus, ReturnCode
+from calculet_worker import actions
 from calculet_worker.device.base import Inspection
 from calculet_worker.inspecting import compare
 
@@ -227,6 +228,9 @@ def test_a_job_that_is_lost_after_the_drain_deadline_makes_the_generation_recove
     driver.submit(1)
     driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
     driver.until(lambda: driver.state == "RECOVERING")
+    serving = driver.engine.serving
+    assert serving is not None and serving.buffers.quarantined == 1, "its buffers are never freed under it"
+    assert not [action for action in driver.actions if isinstance(action, actions.UnconfigureDevice)]
     driver.grant()
     driver.until(lambda: driver.state == "READY")
 
@@ -249,6 +253,18 @@ def test_a_board_that_cannot_be_unconfigured_wants_a_reset() -> None:
     driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
     driver.until(lambda: driver.state == "RECOVERING")
     assert driver.engine.report(driver.now).wants_reset
+
+
+def test_without_a_verified_contract_an_unload_ends_the_process_once_everything_has_drained() -> None:
+    driver = Driver(unconfigures=False).ready()
+    told = driver.submit(1)
+    driver.until(lambda: bool(told.pieces))
+    driver.command(wire.UnloadModel, generation=1, deadline_ms=60_000)
+    assert driver.exit is None, "what runs may finish"
+    driver.until(lambda: driver.exit is not None)
+    assert told.finish == "length"
+    assert driver.exit is not None and driver.exit.code == ExitCode.OK and "not verified" in driver.exit.reason
+    assert not [action for action in driver.actions if isinstance(action, actions.UnconfigureDevice)]
 
 
 MIB = 1 << 20

@@ -149,6 +149,20 @@ def test_exit_zero_of_a_serving_worker_was_somebodys_command_and_of_one_that_nev
     assert bench.reconciler.lives["board0"].restarts.failures == failures
 
 
+def test_a_worker_that_ends_to_be_unloaded_costs_no_restart() -> None:
+    bench = Bench(config=a_config(max_restarts=1))
+    for _ in range(3):
+        bench.serve()
+        bench.report(state="FAILED")
+        bench.wish(placement=None)
+        bench.step(ms=100)
+        bench.exit(code=0, reason="unloaded with its process")
+        bench.wish(placement=PLACEMENT)
+        bench.step()
+        assert bench.state() == "STARTING"
+    assert bench.reconciler.lives["board0"].restarts.failures == 0
+
+
 def test_what_an_operator_stopped_stays_stopped_until_it_is_started() -> None:
     bench = Bench()
     bench.serve()
@@ -717,11 +731,14 @@ def test_a_half_open_life_that_is_adopted_costs_the_long_time_again_when_it_dies
     assert after.of(world.SetAside)[-1].aside is None
 
 
-def test_a_wrong_configuration_is_tried_again_by_a_new_supervisor_only_when_it_was_changed() -> None:
-    bench = Bench(fingerprint="old")
-    bench.step()
-    bench.exit(code=78, reason="fleet.yaml: wrong")
-    bench.step()
+@pytest.mark.parametrize("code", [78, 70])
+def test_a_worker_in_quarantine_is_tried_again_by_a_new_supervisor_when_the_configuration_was_changed(code: int) -> None:
+    bench = Bench(fingerprint="old", config=a_config(max_restarts=1, half_open_after_s=20_000, backoff_max_ms=1_000))
+    for _ in range(1 if code == 78 else 2):
+        bench.step(ms=1_001)
+        bench.exit(code=code, reason="it cannot start")
+        bench.step()
+    assert bench.state() == "QUARANTINED"
     same = successor(bench, fingerprint="old")
     same.step(ms=10_000_000)
     assert (same.state(), same.spawns()) == ("QUARANTINED", 0)
