@@ -234,6 +234,9 @@ class BoardConfig(_Section, frozen=True):
     """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
     profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
     """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
+    listen: Address | None = None
+    """Where routers reach the worker over TCP instead of a Unix socket, always encrypted (CURVE): the address that routers use. A
+    port of 0: another one for each life of the worker. Needs `calculet keys curve`. None: a Unix socket."""
     synchronous: bool = False
     """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
