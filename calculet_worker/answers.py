@@ -159,9 +159,11 @@ class Answers:
             return
         seed = (self._seed + request.key.request_id * _SEED_STRIDE) & _SEED_MASK
         sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed, seq.matcher)
-        calls = request.constraint is not None and bool(request.constraint.tools)
-        text = (CallingText if calls else TextStream)(self._vocabulary, request.stop.strings)
-        self._by_seq[seq.seq_id] = Answer(seq, sampler, text)
+        constraint, strings = request.constraint, request.stop.strings
+        if constraint is not None and constraint.tools:
+            self._by_seq[seq.seq_id] = Answer(seq, sampler, CallingText(self._vocabulary, strings, constraint.required))
+        else:
+            self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, strings))
 
     def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
         """The next token of each row; those of sequences that are ending anyway mean nothing. `NO_TOKEN`: see `dead_end`."""

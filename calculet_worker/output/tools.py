@@ -31,12 +31,12 @@ class _At(Enum):
 
 
 class ToolCalls:
-    """The calls of one answer, and the text beside them."""
+    """The calls of one answer, and the text beside them; where a call is `required` there is none."""
 
-    __slots__ = ("_arguments", "_at", "_held", "count")
+    __slots__ = ("_arguments", "_at", "_held", "_required", "count")
 
-    def __init__(self) -> None:
-        self._at, self._held = _At.TEXT, ""
+    def __init__(self, required: bool = False) -> None:
+        self._at, self._held, self._required = _At.TEXT, "", required
         self._arguments: list[str] = []
         self.count = 0
         """Calls that have begun."""
@@ -63,7 +63,7 @@ class ToolCalls:
         """What was held, when nothing follows; a call whose name is not whole is none."""
         held, self._held = self._held, ""
         if self._at is _At.TEXT:
-            return (held if not self.count else ""), []
+            return ("" if self.count or self._required else held), []
         if self._at is _At.ARGUMENTS and held == "}" and not _whole("".join(self._arguments)):
             return "", [ToolCallPart(self.count - 1, None, held)]
         return "", []
@@ -95,9 +95,9 @@ class CallingText:
 
     __slots__ = ("_beside", "_calls", "_parts", "_raw")
 
-    def __init__(self, vocabulary: Sequence[bytes], stop_strings: tuple[str, ...]) -> None:
+    def __init__(self, vocabulary: Sequence[bytes], stop_strings: tuple[str, ...], required: bool = False) -> None:
         self._raw, self._beside = TextStream(vocabulary, ()), TextStream((), stop_strings)
-        self._calls = ToolCalls()
+        self._calls = ToolCalls(required)
         self._parts: list[ToolCallPart] = []
 
     @property

@@ -68,10 +68,7 @@ class GrammarMatcher:
         self._told[0] += 1
         self._told[1] += time.monotonic_ns() - start_ns
         if self._matcher.is_error():
-            what = _in_short(self._matcher.get_error())
-            heavy = any(sign in what for sign in TOO_HEAVY)
-            why = "the grammar takes too much work (constraints.step_fuel)" if heavy else "nothing can follow"
-            self.failure = f"{why}: {what}"
+            self.failure = self._error("nothing can follow")
         elif not bits.any():
             self.failure = "no token of this model's vocabulary can follow"
 
@@ -79,9 +76,15 @@ class GrammarMatcher:
         """The token that came."""
         self._mask = None
         if not self._matcher.consume_token(token_id):
-            self.failure = f"the grammar does not take token {token_id}: {_in_short(self._matcher.get_error())}"
+            self.failure = self._error(f"the grammar does not take token {token_id}")
         elif self._matcher.is_stopped():
             self.complete = True
+
+    def _error(self, what: str) -> str:
+        words = _in_short(self._matcher.get_error())
+        if any(sign in words for sign in TOO_HEAVY):
+            what = "the grammar takes too much work (constraints.step_fuel)"
+        return f"{what}: {words}"
 
 
 class Constraints:

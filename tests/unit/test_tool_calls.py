@@ -236,6 +236,11 @@ def test_a_call_that_is_cut_short_shows_what_is_certain(text: str, found: tuple[
     assert taken(list(text)) == found
 
 
+def test_where_a_call_is_required_no_beginning_of_one_is_text() -> None:
+    calls = ToolCalls(required=True)
+    assert calls.push("<to") == ("", []) and calls.flush() == ("", [])
+
+
 # ---------------------------------------------------------------- answers
 def piece(text: str = "", finish: str | None = None, calls: list[ToolCallPart] | None = None) -> Piece:
     return Piece(1, 1, 1, text, finish, usage=Usage(3, 2) if finish else None, calls=calls)
