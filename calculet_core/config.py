@@ -255,6 +255,9 @@ class BoardConfig(_Section, frozen=True):
     """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
     time_shared: TimeSharedConfig | None = None
     """Models that are placed here take turns. None: one model has the board."""
+    listen: Address | None = None
+    """Where routers reach the worker over TCP instead of a Unix socket, always encrypted (CURVE): the address that routers use. A
+    port of 0: another one for each life of the worker. Needs `calculet keys curve`. None: a Unix socket."""
     synchronous: bool = False
     """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 

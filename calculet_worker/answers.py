@@ -20,7 +20,7 @@ from calculet_worker.actions import Action, ToRouter
 from calculet_worker.output.aligned import Aligned
 from calculet_worker.output.sampling import Sampler, greedy_rows
 from calculet_worker.output.text import TextStream
-from calculet_worker.output.tools import ToolCalls
+from calculet_worker.output.tools import CallingText
 from calculet_worker.records import INTERNAL
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -35,12 +35,12 @@ class Answer:
         "text", "token_ids", "unshown", "usage", "watches",
     )  # fmt: skip
 
-    def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream) -> None:
+    def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream | CallingText) -> None:
         request = seq.request
         self.router, self.key = request.router, request.key
         self.sampler, self.text = sampler, text
         self.matcher = sampler.matcher
-        self.calls = ToolCalls() if request.constraint is not None and request.constraint.tools else None
+        self.calls = text if isinstance(text, CallingText) else None
         self.aligned = Aligned() if request.sampling.logprobs is not None else None
         self.watches = bool(request.stop.strings) or self.matcher is not None or self.aligned is not None
         """Text is made as tokens are drawn: a stop string or its constraint may end it, or log probabilities keep step with it."""
@@ -67,7 +67,9 @@ class Answer:
             self.matcher.prepare()
         parts = None
         if self.calls is not None:
-            text, parts = self._split(self.calls, text)
+            parts = self.calls.take()
+            if self.calls.called and self.finish == FinishReason.STOP:
+                self.finish = FinishReason.TOOL_CALLS.value
         piece = wire.Piece(
             self.key.request_id, self.key.attempt, self.count, text, self.finish, self.error, self.usage,
             self.token_ids or None, self.logprobs or None, parts or None,
@@ -78,16 +80,6 @@ class Answer:
         if self.logprobs is not None:
             self.logprobs = []
         return piece
-
-    def _split(self, calls: ToolCalls, text: str) -> tuple[str, list[wire.ToolCallPart]]:
-        """(The text beside calls, parts of calls); an answer that called and ended by itself says so."""
-        text, parts = calls.push(text)
-        if self.finish is not None:
-            more, last = calls.flush()
-            text, parts = text + more, parts + last
-            if calls.count and self.finish == FinishReason.STOP:
-                self.finish = FinishReason.TOOL_CALLS.value
-        return text, parts
 
 
 class Outbox:
@@ -167,7 +159,11 @@ class Answers:
             return
         seed = (self._seed + request.key.request_id * _SEED_STRIDE) & _SEED_MASK
         sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed, seq.matcher)
-        self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, request.stop.strings))
+        constraint, strings = request.constraint, request.stop.strings
+        if constraint is not None and constraint.tools:
+            self._by_seq[seq.seq_id] = Answer(seq, sampler, CallingText(self._vocabulary, strings, constraint.required))
+        else:
+            self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, strings))
 
     def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
         """The next token of each row; those of sequences that are ending anyway mean nothing. `NO_TOKEN`: see `dead_end`."""

@@ -96,6 +96,11 @@ class Fleet:
         return self.state_dir / "keys.json"
 
     @property
+    def curve(self) -> Path:
+        """Folder of the keys for tcp endpoints (`calculet_core.shell.curve`)."""
+        return self.state_dir / "curve"
+
+    @property
     def usage(self) -> Path:
         """Folder of the usage records, one file a day."""
         return self.state_dir / "usage"

@@ -33,6 +33,7 @@ from calculet_core.config import AdmissionConfig
 from calculet_core.errors import CalculetError, ConfigError, ExitCode, ShuttingDown
 from calculet_core.history import Event
 from calculet_core.shell.chaos import Carrier
+from calculet_core.shell.curve import read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders, standing_of
@@ -337,9 +338,10 @@ class RouterApp:
         log.info("board %s: connecting epoch=%d endpoint=%s", view.board, view.epoch, view.endpoint)
         try:
             link = WorkerLink(
-                self._context, view, self.incarnation, self.config.lease_interval_ms / 1000, self.feed, self._bad_message
+                self._context, view, self.incarnation, self.config.lease_interval_ms / 1000, self.feed, self._bad_message,
+                lambda: read_curve_keys(self.fleet.curve, "router"),
             )
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, ConfigError) as error:
             log.error("board %s: cannot connect to %s: %s", view.board, view.endpoint, error)
             return
         self._links[view.board, view.epoch] = link

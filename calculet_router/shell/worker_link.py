@@ -16,6 +16,7 @@ import zmq
 
 from calculet_core import wire
 from calculet_core.errors import NoReadyWorker
+from calculet_core.shell.curve import CurveKeys
 from calculet_core.shell.link import Frames, Link, connect_dealer
 from calculet_router import events
 
@@ -27,7 +28,12 @@ log = logging.getLogger("calculet.worker_link")
 
 
 class WorkerLink:
-    """Feeds `events` of one worker; `bad` counts frames that are no message."""
+    """Feeds `events` of one worker; `bad` counts frames that are no message. `curve` has the keys for a tcp endpoint.
+
+    Raises:
+        ConfigError: the endpoint is tcp and there are no keys.
+        zmq.ZMQError: it is no endpoint.
+    """
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class WorkerLink:
         lease_s: float,
         feed: Callable[[events.Event], None],
         bad: Callable[[str], None],
+        curve: Callable[[], CurveKeys] | None = None,
     ) -> None:
         self.board, self.epoch = view.board, view.epoch
         self._incarnation, self._lease_s, self._feed, self._bad = incarnation, lease_s, feed, bad
@@ -47,7 +54,9 @@ class WorkerLink:
         self._outbox: list[wire.Submit | wire.Cancel | wire.Lookup] = []
         self._closed = False
         identity = b"r%08x-%08x" % (incarnation, view.epoch & 0xFFFFFFFF)
-        self._link: Link = connect_dealer(context, view.endpoint, self._on_frames, identity)
+        self._link: Link = connect_dealer(
+            context, view.endpoint, self._on_frames, identity, curve, lambda: bad("oversize")
+        )
         self._timer: asyncio.Handle = self._loop.call_soon(self._greet)
 
     def send(self, message: wire.Submit | wire.Cancel | wire.Lookup) -> None:

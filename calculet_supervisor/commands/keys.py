@@ -147,6 +147,32 @@ def revoke(config: Path, key_id: str, as_json: bool) -> None:
     _say_in_force(fleet, changed.version)
 
 
+@keys.command()
+@config_option
+@click.option("--force", is_flag=True, help="Replace the keys that are there; then restart workers and routers.")
+def curve(config: Path, force: bool) -> None:
+    """Make the keys with which routers and workers speak over TCP (boards that have `listen`).
+
+    Unix sockets need none. A router on another host gets router.secret, router.public and worker.public, over a safe way.
+    """
+    from calculet_core.errors import ConfigError, ExitCode
+    from calculet_core.shell.curve import make_curve_keys
+    from calculet_core.shell.fleet import make_folders
+
+    fleet = open_fleet(config)
+    if fleet.curve.exists() and not force:
+        end(1, f"{fleet.curve} is there already", "--force replaces its keys")
+    try:
+        make_folders(fleet)
+        written = make_curve_keys(fleet.curve)
+    except ConfigError as error:
+        end(ExitCode.CONFIG, str(error))
+    except OSError as error:
+        end(ExitCode.FAILURE, f"{fleet.curve}: {error.strerror}", "run as the user that Calculet runs as, or as root")
+    for path in written:
+        click.echo(path)
+
+
 # ---------------------------------------------------------------- the file
 def _new(tenant: str, note: str, expires_s: int | None) -> tuple[KeyRecord, str]:
     from calculet_core.keys import KEY_ID_BYTES, SECRET_BYTES, KeyRecord, hash_key, make_key

@@ -143,7 +143,8 @@ class Supervisor:
         for board, pid in alive.items():
             self.sightings.started(board, pid)
         self._link: Link = bind_router(
-            self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger")
+            self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger"),
+            lambda: self._telemetry.bad_message("oversize"),
         )
         verbs = Verbs(self)
         chaos = ChaosVerbs(self, self._journal)

@@ -35,14 +35,15 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text that this token makes certain; it may be empty, or longer than the token's own."""
-        return self._release(self._decode(self._vocabulary[token_id]))
+        return self.push_text(self._decode(self._vocabulary[token_id]))
 
     def flush(self) -> str:
         """What was held for a stop string, when no token follows; a character that the end cut in two is not shown."""
         held, self._held = self._held, ""
         return held
 
-    def _release(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
+        """The same for text that is made already."""
         if not self._matchers:
             return text
         if self.stopped or not text:

@@ -13,9 +13,11 @@ part of a string, and the closing tag is no JSON. Only as much text is held back
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from calculet_core.wire import ToolCallPart
+from calculet_worker.output.text import TextStream
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HEAD, MIDDLE = '\n{"name": "', '", "arguments": '
@@ -29,12 +31,12 @@ class _At(Enum):
 
 
 class ToolCalls:
-    """The calls of one answer, and the text beside them."""
+    """The calls of one answer, and the text beside them; where a call is `required` there is none."""
 
-    __slots__ = ("_arguments", "_at", "_held", "count")
+    __slots__ = ("_arguments", "_at", "_held", "_required", "count")
 
-    def __init__(self) -> None:
-        self._at, self._held = _At.TEXT, ""
+    def __init__(self, required: bool = False) -> None:
+        self._at, self._held, self._required = _At.TEXT, "", required
         self._arguments: list[str] = []
         self.count = 0
         """Calls that have begun."""
@@ -61,7 +63,7 @@ class ToolCalls:
         """What was held, when nothing follows; a call whose name is not whole is none."""
         held, self._held = self._held, ""
         if self._at is _At.TEXT:
-            return (held if not self.count else ""), []
+            return ("" if self.count or self._required else held), []
         if self._at is _At.ARGUMENTS and held == "}" and not _whole("".join(self._arguments)):
             return "", [ToolCallPart(self.count - 1, None, held)]
         return "", []
@@ -86,6 +88,49 @@ class ToolCalls:
             self.count += 1
         else:
             self._at = _At.TEXT
+
+
+class CallingText:
+    """A `TextStream` for answers that may call: calls are taken out as parts, and stop strings are looked for beside them only."""
+
+    __slots__ = ("_beside", "_calls", "_parts", "_raw")
+
+    def __init__(self, vocabulary: Sequence[bytes], stop_strings: tuple[str, ...], required: bool = False) -> None:
+        self._raw, self._beside = TextStream(vocabulary, ()), TextStream((), stop_strings)
+        self._calls = ToolCalls(required)
+        self._parts: list[ToolCallPart] = []
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string came; the text ends before it."""
+        return self._beside.stopped
+
+    @property
+    def held(self) -> int:
+        """Characters that a stop string may yet take back."""
+        return self._beside.held
+
+    @property
+    def called(self) -> bool:
+        """Whether a call has begun."""
+        return self._calls.count > 0
+
+    def push(self, token_id: int) -> str:
+        """The text beside calls that this token makes certain."""
+        text, parts = self._calls.push(self._raw.push(token_id))
+        self._parts += parts
+        return self._beside.push_text(text)
+
+    def flush(self) -> str:
+        """What was held, when no token follows."""
+        text, parts = self._calls.flush()
+        self._parts += parts
+        return self._beside.push_text(text) + self._beside.flush()
+
+    def take(self) -> list[ToolCallPart]:
+        """Parts of calls since the last time."""
+        parts, self._parts = self._parts, []
+        return parts
 
 
 def overlap(text: str, mark: str) -> int:

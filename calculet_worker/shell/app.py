@@ -30,13 +30,14 @@ from calculet_core.clock import MS, S
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, ConfigError, ExitCode
 from calculet_core.ids import WireKey
+from calculet_core.shell.curve import Gatekeeper, read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal, LineFile
 from calculet_core.shell.limits import open_limits
-from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
+from calculet_core.shell.link import MAX_MESSAGE_BYTES, Frames, Link, bind_router, bind_router_tcp, connect_dealer
 from calculet_core.shell.logs import set_level
 from calculet_core.shell.packages import load_keys
 from calculet_core.shell.process import is_shortage
@@ -147,6 +148,7 @@ class Worker:
         self._kept_ns = self._handled_ns = time.monotonic_ns()
         self._rehearsal: Rehearsal | None = None
         self._stop_asked = False
+        self._gatekeeper: Gatekeeper | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             SubmitJob: self._submit, GiveBack: self._give_back, ReleaseLane: self._release_lane, Tokenize: self._tokenize,
@@ -171,9 +173,8 @@ class Worker:
             self._device, lambda event: loop.call_soon_threadsafe(self._handle, event),
             lambda: loop.call_soon_threadsafe(self._rehearse),
         )  # fmt: skip
-        self._data: Link = bind_router(
-            context, self._data_path, heard, lambda: self._bad("stranger", "not a ZeroMQ peer")
-        )
+        self._data: Link = self._bind(context, heard)
+        self._engine.endpoint = self._data.endpoint
         self._say = chaos.way(self._data.send) if chaos is not None else self._data.send
         self._prompts = Prompts(self._fleet.config.constraints, self._handle, self._telemetry.compiled)
         self._telemetry.watch(self._prompts.constraints)
@@ -197,6 +198,8 @@ class Worker:
                 task.cancel()
             metrics.close()
             self._data.close()
+            if self._gatekeeper is not None:
+                self._gatekeeper.close()
             self._supervisor.close()
             context.destroy(linger=0)
             for path in (self._data_path, metrics_path):
@@ -211,6 +214,22 @@ class Worker:
                 self._tracer.close(time.monotonic_ns())
             if self._spans is not None:
                 self._spans.close()
+
+    def _bind(self, context: zmq.Context[zmq.Socket[bytes]], from_router: Callable[[Frames], object]) -> Link:
+        """Where routers come in: a Unix socket, or TCP with CURVE and a gatekeeper."""
+        heard = (
+            from_router,
+            lambda: self._bad("stranger", "not a ZeroMQ peer"),
+            lambda: self._bad("oversize", f"above {MAX_MESSAGE_BYTES} bytes"),
+        )
+        if self._board.listen is None:
+            return bind_router(context, self._data_path, *heard)
+        keys = read_curve_keys(self._fleet.curve, "worker")
+        self._gatekeeper = Gatekeeper(context, keys.peer, lambda: self._bad("denied", "no key of this fleet's routers"))
+        try:
+            return bind_router_tcp(context, self._board.listen, keys, *heard)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"board {self._board.name}: cannot listen on {self._board.listen}: {error}") from None
 
     # ---------------------------------------------------------------- the engine
     def _handle(self, event: Event) -> None:

@@ -33,6 +33,8 @@ AVAILABLE = importlib.util.find_spec("llguidance") is not None
 POOL_THREADS = 2
 MAX_PIECE = 32
 """Bytes of the longest token that is tried where a tokenizer cannot encode a text itself."""
+TOO_HEAVY = ("TooComplex", "too complex", "too many", "fuel", "limit", "too big")
+"""In the library's words about a step that was given up."""
 _MASK_OF_BIT = np.array([-np.inf, 0.0], np.float32)
 RESULTS = ("compiled", "cached", "refused", "too_slow", "too_many")
 _encode = msgspec.msgpack.Encoder().encode
@@ -66,7 +68,7 @@ class GrammarMatcher:
         self._told[0] += 1
         self._told[1] += time.monotonic_ns() - start_ns
         if self._matcher.is_error():
-            self.failure = f"the grammar takes too much work (constraints.step_fuel): {_in_short(self._matcher.get_error())}"
+            self.failure = self._error("nothing can follow")
         elif not bits.any():
             self.failure = "no token of this model's vocabulary can follow"
 
@@ -74,9 +76,15 @@ class GrammarMatcher:
         """The token that came."""
         self._mask = None
         if not self._matcher.consume_token(token_id):
-            self.failure = f"the grammar does not take token {token_id}: {_in_short(self._matcher.get_error())}"
+            self.failure = self._error(f"the grammar does not take token {token_id}")
         elif self._matcher.is_stopped():
             self.complete = True
+
+    def _error(self, what: str) -> str:
+        words = _in_short(self._matcher.get_error())
+        if any(sign in words for sign in TOO_HEAVY):
+            what = "the grammar takes too much work (constraints.step_fuel)"
+        return f"{what}: {words}"
 
 
 class Constraints:
@@ -139,7 +147,9 @@ class Constraints:
             return
         try:
             matcher = self._matcher_for(tokenizer, constraint)
-            matcher.prepare()
+            if matcher.mask() is None:
+                param = param_of(constraint)
+                raise InvalidValue(f"{param}: nothing satisfies it: {matcher.failure}", param=param)
             found: Any = tokenizer.encode_or_error(prompt)
         except CalculetError as error:
             found, matcher = error, None

@@ -79,6 +79,46 @@ def test_echo_of_texts_and_of_ids_whole_and_streamed(fleet: Fleet) -> None:
     assert (refused.status, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (400, "echo", "unsupported")
 
 
+def test_every_parameter_does_what_it_says(fleet: Fleet) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        answer = fleet.post("/v1/completions", {"model": fleet.alias, "prompt": "Hello", "max_tokens": 12, "temperature": 0, **fields})
+        assert answer.status == 200, (fields, answer.body)
+        return answer.json()  # type: ignore[no-any-return]
+
+    def text(**fields: Any) -> str:
+        return str(ask(**fields)["choices"][0]["text"])
+
+    plain, eos = text(), {"257": 100}
+    ids = [ord(letter) for letter in plain]
+    assert {choice["index"] for choice in ask(n=3, temperature=1)["choices"]} == {0, 1, 2}
+    assert text(temperature=2, seed=5) == text(temperature=2, seed=5) and len({text(temperature=2, seed=seed) for seed in range(4)}) > 1
+    for same in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}):
+        assert text(temperature=2, **same) == plain, same
+    assert text(logit_bias={"65": 100}) == "A" * 12 and text(logit_bias={str(ids[0]): -100})[0] != plain[0]
+    for ends in ({"stop": plain[4]}, {"stop": ["never", plain[4]]}, {"stop_token_ids": [ids[4]]}):
+        assert text(**ends) == plain[: plain.index(plain[4])], ends
+    assert ask(stop_token_ids=[ids[0]], min_tokens=5)["usage"]["completion_tokens"] >= 5
+    ended, went_on = ask(logit_bias=eos), ask(logit_bias=eos, ignore_eos=True)
+    assert (ended["choices"][0]["finish_reason"], ended["usage"]["completion_tokens"]) == ("stop", 1)
+    assert (went_on["choices"][0]["finish_reason"], went_on["usage"]["completion_tokens"]) == ("length", 12)
+    (choice,) = ask(logprobs=2)["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"] and told["text_offset"] == list(range(12)) and len(told["token_logprobs"]) == 12
+    assert all(max(found.values()) >= found[name] for found, name in zip(told["top_logprobs"], told["tokens"], strict=True))
+    absent = dict.fromkeys((
+        "top_p", "top_k", "min_p", "seed", "stop", "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stream",
+        "stream_options", "user", "ignore_eos", "min_tokens", "stop_token_ids", "logprobs", "echo", "best_of", "suffix", "tools", "response_format",
+    ))  # fmt: skip
+    assert text(**absent) == plain, "null is absent"
+    for changes in ({"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 50}):
+        assert text(logit_bias={"65": 100, "66": 99}, **changes)[:2] == "AB", changes
+    whole = ask(max_tokens=None)
+    assert (whole["usage"]["total_tokens"], whole["choices"][0]["finish_reason"]) == (4096, "length"), "absent is what the context leaves"
+    assert ask(max_tokens=4091)["usage"]["total_tokens"] == 4096
+    over = fleet.completion(max_tokens=4092)
+    assert over.status == 400 and all(number in over.json()["error"]["message"] for number in ("5 tokens", "4092", "4096"))
+
+
 # ---------------------------------------------------------------- extension, version, document
 def test_the_extension_counts_tokens_and_its_hash_is_the_answers(fleet: Fleet) -> None:
     body = {"model": fleet.alias, "prompt": "abc", "max_tokens": 9, "temperature": 0, "ignore_eos": True}

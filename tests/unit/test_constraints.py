@@ -24,6 +24,7 @@ from calculet_core.ids import WireKey
 from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules, ToolRule
 from calculet_worker import actions, events
 from calculet_worker.output.sampling import NO_TOKEN, Sampler
+from calculet_worker.output.tools import CallingText
 from calculet_worker.shell.constraints import Constraints
 from calculet_worker.shell.prompts import Prompts
 from calculet_worker.shell.tokenizing import PromptTokenizer
@@ -234,6 +235,33 @@ def test_a_dead_end_at_the_first_token_frees_its_lane() -> None:
     assert driver.engine.report(driver.now).active == 0
 
 
+def test_a_step_that_takes_too_much_work_ends_its_answer_by_the_limits_name() -> None:
+    schema = {"type": "string", "pattern": "^(" + "|".join(f"[a-z]{{1,40}}{n}[0-9]{{1,40}}" for n in range(60)) + ")$"}
+    matcher = a_matcher(Constraint(schema), step_fuel=50)
+    for byte in b'"abcdefghij':
+        if matcher.mask() is None:
+            break
+        matcher.accept(byte)
+    assert "constraints.step_fuel" in matcher.failure, matcher.failure
+
+
+def test_stop_strings_are_looked_for_beside_calls_only() -> None:
+    vocabulary = BYTES
+    for stop in ("\n", '"', "<tool", "name"):
+        text = CallingText(vocabulary, (stop,))
+        shown = "".join(text.push(byte) for byte in call("now", "{}").encode()) + text.flush()
+        assert (shown, text.stopped, [part.name for part in text.take() if part.name]) == ("", False, ["now"])
+    text = CallingText(vocabulary, ("END",))
+    shown = "".join(text.push(byte) for byte in b"Well. EN" + call("now", "{}").encode()) + text.flush()
+    assert shown == "Well. EN" and text.called
+    text = CallingText(vocabulary, ("END",))
+    shown = "".join(text.push(byte) for byte in b"Well. <tool EN")
+    assert shown == "Well. <tool " and text.held == 2 and text.flush() == "EN"
+    text = CallingText(vocabulary, ("END",))
+    shown = "".join(text.push(byte) for byte in b"Well. END of it")
+    assert shown == "Well. " and text.stopped
+
+
 # ---------------------------------------------------------------- compiling
 def compiled(constraints: Constraints, tokenizer: PromptTokenizer, constraint: Constraint) -> tuple[Any, Any]:
     arrived, found = threading.Event(), []
@@ -253,8 +281,9 @@ def test_a_schema_is_compiled_once_and_each_answer_has_its_own_way_through_it(tm
         for maximum in (5, 6, 7):
             compiled(constraints, tokenizer, Constraint({"type": "integer", "maximum": maximum}))
         assert constraints.cached == 2
-        error, matcher = compiled(constraints, tokenizer, Constraint({"type": "nothing"}))
-        assert isinstance(error, InvalidValue) and matcher is None
+        for schema in ({"type": "nothing"}, {"$ref": "#"}):
+            error, matcher = compiled(constraints, tokenizer, Constraint(schema))
+            assert isinstance(error, InvalidValue) and matcher is None and error.param == "response_format"
         assert constraints.masks > 0 and constraints.mask_ns > 0
         other = PromptTokenizer(a_chat_package(tmp_path))
         compiled(constraints, other, NUMBER)

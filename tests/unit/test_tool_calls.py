@@ -169,6 +169,68 @@ def test_any_other_template_gets_tools_as_plain_messages(tmp_path: Path, templat
     assert "tool\n" not in text.replace("tool_", "")
 
 
+QWEN = """{%- if tools %}
+    {{- '<|start|>system\\n' }}
+    {%- if messages[0]['role'] == 'system' %}
+        {{- messages[0]['content'] }}
+    {%- else %}
+        {{- 'You are Qwen.' }}
+    {%- endif %}
+    {{- "\\n\\n# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided with function signatures within <tools></tools> XML tags:\\n<tools>" }}
+    {%- for tool in tools %}
+        {{- "\\n" }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- "\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call><|end|>\\n" }}
+{%- else %}
+    {{- '<|start|>system\\n' + messages[0]['content'] + '<|end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
+        {{- '<|start|>' + message.role + '\\n' + message.content + '<|end|>' + '\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|start|>' + message.role }}
+        {%- if message.content %}
+            {{- '\\n' + message.content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls %}
+            {%- if tool_call.function is defined %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '\\n<tool_call>\\n{"name": "' }}
+            {{- tool_call.name }}
+            {{- '", "arguments": ' }}
+            {{- tool_call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|end|>\\n' }}
+    {%- elif message.role == "tool" %}
+        {%- if (loop.index0 == 0) or (messages[loop.index0 - 1].role != "tool") %}
+            {{- '<|start|>user' }}
+        {%- endif %}
+        {{- '\\n<tool_response>\\n' }}
+        {{- message.content }}
+        {{- '\\n</tool_response>' }}
+        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}
+            {{- '<|end|>\\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start|>assistant\\n' }}
+{%- endif %}
+"""
+"""As Qwen 2.5 writes it, with our control tokens."""
+
+
+def test_a_plain_template_gets_what_a_template_that_knows_tools_would_write(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    said = {"role": "assistant", "content": "I shall ask.", "tool_calls": calls_of("{}")}
+    messages = [system, *conversation(), said, {"role": "tool", "content": "sun"}, {"role": "user", "content": "Thanks"}]
+    prompt = a_chat(tools=TOOLS, messages=messages).prompts[0]
+    assert rendered(tmp_path, TEMPLATE, prompt) == rendered(tmp_path, QWEN, prompt)
+
+
 def test_the_description_joins_the_system_message_or_where_there_can_be_none_the_first(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = rendered(tmp_path, TEMPLATE, a_chat(tools=[NOW], messages=messages).prompts[0])
@@ -234,6 +296,11 @@ def test_calls_are_the_same_however_their_text_is_cut(cuts: list[int], before: s
 def test_a_call_that_is_cut_short_shows_what_is_certain(text: str, found: tuple[str, list[tuple[str, str]]]) -> None:
     assert taken([text]) == found
     assert taken(list(text)) == found
+
+
+def test_where_a_call_is_required_no_beginning_of_one_is_text() -> None:
+    calls = ToolCalls(required=True)
+    assert calls.push("<to") == ("", []) and calls.flush() == ("", [])
 
 
 # ---------------------------------------------------------------- answers
