@@ -194,7 +194,7 @@ def _is_about(path: Path, board: str | None, alias: str | None) -> bool:
 # ------------------------------------------------------------------------------------------------ plans
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference. A named entry that is there on one side only is one change; None: absent on that side."""
+    """One difference. A named entry, or a scheduler file, that is there on one side only is one change; None: absent there."""
 
     path: Path
     old: Any
@@ -239,7 +239,8 @@ def changes(old: Leaves, new: Leaves, same_package: Callable[[str], bool]) -> li
     for path in dict.fromkeys((*new, *old)):
         if old.get(path, _ABSENT) == new.get(path, _ABSENT):
             continue
-        whole = path[:2] if path[0] in NAMED and not (_has(old, path[:2]) and _has(new, path[:2])) else path
+        is_named = path[0] in (*NAMED, SCHEDULERS)
+        whole = path[:2] if is_named and not (_has(old, path[:2]) and _has(new, path[:2])) else path
         if whole not in found:
             found[whole] = _change(whole, old, new, kept, moved, same_package)
     return list(found.values())
@@ -248,7 +249,7 @@ def changes(old: Leaves, new: Leaves, same_package: Callable[[str], bool]) -> li
 def _change(
     path: Path, old: Leaves, new: Leaves, kept: list[str], moved: set[str], same_package: Callable[[str], bool]
 ) -> Change:
-    rule = rule_of(path if len(path) > 2 or path[0] not in NAMED else (*path, "*"))
+    rule = rule_of((*path, "*"))
     is_entry = path[0] in NAMED and len(path) == 2
     refused = rule.refused
     if path[0] == "models" and path[2:] == ("package",) and not same_package(path[1]):

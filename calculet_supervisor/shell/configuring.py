@@ -8,10 +8,12 @@ It brings the fleet only to a configuration that somebody applied: a file that w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +21,8 @@ import msgspec
 from calculet_core import history, wire
 from calculet_core.applying import Leaves, Standing, alias_of, decode, digest_of, leaves_of, live_with, started_with
 from calculet_core.clock import S
-from calculet_core.shell.fleet import standing_of
+from calculet_core.errors import ConfigError
+from calculet_core.shell.fleet import load_fleet, standing_of
 from calculet_core.states.model_generation import ModelState
 from calculet_supervisor.shell.sightings import ROUTER_SILENCE_NS
 from calculet_supervisor.shell.store import Act, Applied, Memory, Wanted
@@ -28,8 +31,10 @@ from calculet_supervisor.world import NOTHING_SEEN, Note
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
-TELL_NS = 2 * S
-"""Between two words to a process that has not taken the configuration."""
+TELL_NS, TELL_AGAIN_NS = 2 * S, 30 * S
+"""Between two words to a process that has not taken the configuration; to one that has said why."""
+LOOK_AGAIN_S = 5.0
+"""After the file was found to be another than what was applied."""
 READY = ModelState.READY.name
 log = logging.getLogger("calculet.configuration")
 
@@ -127,13 +132,17 @@ class Configuring:
     def _tell_live(self, now_ns: int) -> None:
         assert self.applied is not None
         sightings = self._supervisor.sightings
-        behind = [(identity, "router") for identity, seen in sightings.routers.items() if self._is_behind(seen.report, "router")]
+        behind: list[tuple[bytes, str, str | None]] = []
+        for identity, seen in sightings.routers.items():
+            if self._is_behind(seen.report, "router"):
+                behind.append((identity, "router", seen.report.config_error))
         for board, identity in sightings.identities.items():
             report = sightings.boards.get(board, NOTHING_SEEN).report
             if report is not None and self._is_behind(report, "worker"):
-                behind.append((identity, "worker"))
-        for identity, role in behind:
-            if now_ns - self._told.get(identity, -TELL_NS) >= TELL_NS:
+                behind.append((identity, "worker", report.config_error))
+        for identity, role, error in behind:
+            told_ns = self._told.get(identity)
+            if told_ns is None or now_ns - told_ns >= (TELL_NS if error is None else TELL_AGAIN_NS):
                 self._told[identity] = now_ns
                 self._supervisor.send_to(identity, wire.TakeConfiguration(self.applied.version, self._live[role]))
 
@@ -171,9 +180,14 @@ class Configuring:
         return None
 
     async def _restart(self, board: str, version: int) -> None:
-        """As `calculet restart` does: after its drain."""
+        """As `calculet restart` does: after its drain. A new worker reads the file: while that is another than what was applied, a
+        restart would bring it somewhere else, again and again."""
         supervisor = self._supervisor
         try:
+            if await asyncio.to_thread(_digest_of_file, supervisor.fleet.path) != self.applied_digest:
+                log.warning("board %s is not restarted: %s is not what was applied", board, supervisor.fleet.path)
+                await asyncio.sleep(LOOK_AGAIN_S)
+                return
             wanted = replace(supervisor.wanted.get(board, Wanted()), min_epoch=supervisor.last_epoch(board) + 1)
             await supervisor.store.want(board, wanted, Act("configure", board, detail=f"restart for version {version}"))
             supervisor.wanted[board] = wanted
@@ -181,6 +195,13 @@ class Configuring:
             supervisor.decide_soon()
         finally:
             self._restarting.discard(board)
+
+
+def _digest_of_file(path: Path) -> str | None:
+    try:
+        return digest_of(leaves_of(standing_of(load_fleet(path))))
+    except ConfigError:
+        return None
 
 
 def _same(told: str, wanted: str) -> bool | None:

@@ -24,7 +24,7 @@ from calculet_core.shell.journal import read_journal
 from calculet_perf.chaos import parse_catalogue
 
 NAMES = [one.id for one in parse_catalogue((files("calculet_perf") / "scenarios" / "chaos.yaml").read_bytes(), "chaos").scenarios]
-QUICK = ("kill_decoding", "kill_router", "kill_supervisor")
+QUICK = ("kill_decoding", "kill_router")
 
 
 @pytest.fixture(scope="module")
