@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
-from calculet_perf.commands.common import Exit, end
+from calculet_perf.commands.common import Exit, end, json_option
 
 if TYPE_CHECKING:
     from calculet_perf.faults import Scenario
@@ -26,9 +27,11 @@ TRUST = Path(".calculet/keys/dev.pub")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Folder for faults.jsonl and the fleets' files.")
 @click.option("--catalogue", type=click.Path(path_type=Path, dir_okay=False), help="Another file of scenarios.")
 @click.option("--list", "only_list", is_flag=True, help="List the scenarios and what is expected of them.")
+@json_option
 def faults(
-    scenarios: tuple[str, ...], package: Path, trust: Path, device: str, out: Path | None, catalogue: Path | None, only_list: bool
-) -> None:
+    scenarios: tuple[str, ...], package: Path, trust: Path, device: str, out: Path | None, catalogue: Path | None, only_list: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Run SCENARIOS, or all, each on a fresh fleet whose board0 has an injector around its device.
 
     A scenario is valid only when every planned fault fired. Exit codes: 0 all as expected, 1 one was not, 2 wrong usage or package,
@@ -44,6 +47,9 @@ def faults(
     else:
         source, data = str(catalogue), read_bounded(catalogue)
     found = parse_catalogue(data, source)
+    if only_list and as_json:
+        click.echo(msgspec.json.encode(found))
+        return
     if only_list:
         for scenario in found.scenarios:
             click.echo(f"{scenario.id:20} {scenario.clause}  {scenario.injects}\n{'':26}-> {scenario.expected}")
@@ -58,10 +64,10 @@ def faults(
             end(Exit.INVALID, f"{path}: there is no such file", "make packages builds simulated ones")
     chosen = [known[name] for name in scenarios] or list(found.scenarios)
     folder = out or Path(tempfile.mkdtemp(prefix="calculet-faults-"))
-    raise SystemExit(uvloop.run(_run(chosen, folder, package, trust, device)))
+    raise SystemExit(uvloop.run(_run(chosen, folder, package, trust, device, as_json)))
 
 
-async def _run(chosen: list[Scenario], folder: Path, package: Path, trust: Path, device: str) -> int:
+async def _run(chosen: list[Scenario], folder: Path, package: Path, trust: Path, device: str, as_json: bool) -> int:
     from calculet_core.errors import ConfigError
     from calculet_perf.faults import Outcome, verdict
     from calculet_perf.records import to_line
@@ -71,7 +77,7 @@ async def _run(chosen: list[Scenario], folder: Path, package: Path, trust: Path,
 
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
-    broken = 0
+    failed: dict[str, str] = {}
     with (folder / FAULTS).open("ab") as file:
         for scenario in chosen:
             try:
@@ -79,18 +85,22 @@ async def _run(chosen: list[Scenario], folder: Path, package: Path, trust: Path,
             except ConfigError as error:
                 end(Exit.INVALID, str(error))
             except FleetError as error:
-                broken += 1
-                click.echo(f"{scenario.id:20} could not be run: {error}")
+                failed[scenario.id] = str(error)
+                click.echo(f"{scenario.id:20} could not be run: {error}", err=as_json)
                 continue
             outcomes.append(outcome)
             file.write(to_line(outcome))
             file.flush()
             word = "as expected" if outcome.as_expected else "WRONG" if outcome.valid else "INVALID"
-            click.echo(f"{scenario.id:20} {word}: {outcome.observed}")
+            click.echo(f"{scenario.id:20} {word}: {outcome.observed}", err=as_json)
             for reason in outcome.reasons:
-                click.echo(f"{'':20}   {reason}")
+                click.echo(f"{'':20}   {reason}", err=as_json)
     counts = verdict(outcomes)
-    click.echo(f"{counts['as_expected']} of {len(chosen)} as expected; {folder / FAULTS}")
+    if as_json:
+        answer = {"counts": counts, "outcomes": outcomes, "not_run": failed, "file": str(folder / FAULTS)}
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+    else:
+        click.echo(f"{counts['as_expected']} of {len(chosen)} as expected; {folder / FAULTS}")
     if counts["wrong"]:
         return Exit.CORRECTNESS
-    return Exit.INFRASTRUCTURE if counts["invalid"] or broken else Exit.PASS
+    return Exit.INFRASTRUCTURE if counts["invalid"] or failed else Exit.PASS
