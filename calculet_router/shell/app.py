@@ -100,6 +100,7 @@ class RouterApp:
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
+        self._shown_tenants: set[str] = set()
         self._dashboard: Dashboard | None = None
         self.draining = self.closed = False
         self._holding = Holding(fleet, "router")
@@ -437,6 +438,9 @@ class RouterApp:
         collectors("calculet_router_streams").set(self._server.streams)
         collectors("calculet_router_body_bytes").set(self._server.body_bytes)
         tenants = self.dispatcher.tenants
+        for tenant in self._shown_tenants.difference(tenants.active):
+            collectors.forget("calculet_router_tenant_active", tenant=tenant)
+        self._shown_tenants = set(tenants.active)
         for tenant, active in tenants.active.items():
             collectors("calculet_router_tenant_active", tenant=tenant).set(active)
         collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
