@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from calculet_core import history, wire
-from calculet_core.applying import Leaves, Standing, alias_of, decode, digest_of, leaves_of, live_with, started_with
+from calculet_core.applying import Leaves, Standing, alias_of, decode, digest_of, holds, leaves_of, live_with, started_with
 from calculet_core.clock import S
 from calculet_core.errors import ConfigError
 from calculet_core.shell.fleet import load_fleet, standing_of
@@ -87,14 +87,14 @@ class Configuring:
         for seen in self._supervisor.sightings.routers.values():
             router = seen.report
             yield {
-                "process": f"router {router.router:08x}", "live": _same(router.config_live, self._live["router"]),
-                "start": _same(router.config_start, self._router_started), "error": router.config_error, "state": None,
+                "process": f"router {router.router:08x}", "live": holds(router.config_live, self._live["router"]),
+                "start": holds(router.config_start, self._router_started), "error": router.config_error, "state": None,
             }  # fmt: skip
         for board in self._supervisor.boards:
             report = self._supervisor.sightings.boards.get(board, NOTHING_SEEN).report
             yield {
-                "process": f"worker-{board}", "live": None if report is None else _same(report.config_live, self._live["worker"]),
-                "start": None if report is None else _same(report.config_start, self._started[board]),
+                "process": f"worker-{board}", "live": None if report is None else holds(report.config_live, self._live["worker"]),
+                "start": None if report is None else holds(report.config_start, self._started[board]),
                 "error": report.config_error if report is not None else None, "state": report.state if report is not None else None,
             }  # fmt: skip
 
@@ -147,7 +147,7 @@ class Configuring:
                 self._supervisor.send_to(identity, wire.TakeConfiguration(self.applied.version, self._live[role]))
 
     def _is_behind(self, report: wire.WorkerReport | wire.RouterReport, role: str) -> bool:
-        return _same(report.config_live, self._live[role]) is False
+        return holds(report.config_live, self._live[role]) is False
 
     def _next_restart(self) -> str | None:
         """A board whose worker started with something else, when its turn has come: nobody is on its way, and another board of its
@@ -163,7 +163,7 @@ class Configuring:
                 continue  # nothing runs there; it starts with what is in force
             if report is None or report.epoch < wanted.min_epoch:
                 return None  # somebody is on its way
-            if _same(report.config_start, self._started[board]) is False:
+            if holds(report.config_start, self._started[board]) is False:
                 stale.append(board)
             elif report.state != READY and supervisor.out(board) is None:
                 return None
@@ -202,8 +202,3 @@ def _digest_of_file(path: Path) -> str | None:
         return digest_of(leaves_of(standing_of(load_fleet(path))))
     except ConfigError:
         return None
-
-
-def _same(told: str, wanted: str) -> bool | None:
-    """None: a process of an earlier version, which does not tell."""
-    return told == wanted if told else None

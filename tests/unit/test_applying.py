@@ -152,6 +152,14 @@ def test_the_digests_say_what_the_plan_says() -> None:
             assert (live_with(old, role) != live_with(new, role)) == bool(lives), (variant, role)
 
 
+def test_a_process_of_another_version_is_not_restarted_for_keys_that_it_cannot_know() -> None:
+    here = started_with(leaves_of(a_standing()), "worker", "b0")
+    assert applying.holds(here, here) is True
+    assert applying.holds(started_with(leaves_of(a_standing(trace={"steps": True})), "worker", "b0"), here) is False
+    assert applying.holds("", here) is None, "a version that tells nothing"
+    assert applying.holds(f"0123abcd.{here.partition('.')[2]}", here) is None, "a version with other keys, defaults or rules"
+
+
 def test_what_is_kept_comes_back_and_what_a_newer_version_adds_has_its_default() -> None:
     standing = a_standing({"batch": {"profiles": [1, 4], "thresholds": {4: 2}}}, router={"max_body_bytes": 9})
     kept = standing.encode()
