@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ NAMED = {"boards": "name", "tenants": "name", "models": "alias"}
 """Lists whose entries are told apart by a name, not by their place."""
 SCHEDULERS = "schedulers"
 ROLES = ("worker", "router")
-DIGEST_LENGTH = 16
+DIGEST_LENGTH, VOCABULARY_LENGTH = 16, 8
 
 
 class Take(StrEnum):
@@ -170,16 +171,41 @@ def digest_of(leaves: Mapping[Path, Any]) -> str:
     return hashlib.sha256(data.encode()).hexdigest()[:DIGEST_LENGTH]
 
 
+@cache
+def vocabulary() -> str:
+    """Which keys, defaults and rules this version of Calculet knows. Digests of two versions say nothing about each other."""
+
+    def keys(cls: Any) -> list[Any]:
+        found = []
+        for field in msgspec.structs.fields(cls):
+            info = msgspec.inspect.type_info(field.type)
+            item = getattr(info, "item_type", info)
+            below = keys(item.cls) if isinstance(item, msgspec.inspect.StructType) else None
+            found.append([field.name, repr(field.default) if below is None else "", below])
+        return found
+
+    rules = [[rule.pattern, rule.worker, rule.router] for rule in RULES]
+    data = json.dumps([keys(FleetConfig), keys(SchedulerConfig), rules])
+    return hashlib.sha256(data.encode()).hexdigest()[:VOCABULARY_LENGTH]
+
+
+def holds(told: str, wanted: str) -> bool | None:
+    """Whether a process that tells one digest holds what the other one says; None: it does not say, or is of another version."""
+    if not told or told.partition(".")[0] != wanted.partition(".")[0]:
+        return None
+    return told == wanted
+
+
 def started_with(leaves: Leaves, role: str, board: str | None = None) -> str:
-    """Digest of what a worker of the board, or a router, takes only at its start."""
+    """Digest, with the vocabulary, of what a worker of the board, or a router, takes only at its start."""
     alias = alias_of(leaves, board) if board is not None else None
     part = {path: value for path, value in leaves.items() if _take(path, role) is START and _is_about(path, board, alias)}
-    return digest_of({**part, ("alias",): alias})
+    return f"{vocabulary()}.{digest_of({**part, ('alias',): alias})}"
 
 
 def live_with(leaves: Leaves, role: str) -> str:
-    """Digest of what a process of the role takes while it runs."""
-    return digest_of({path: value for path, value in leaves.items() if _take(path, role) is LIVE})
+    """The same of what a process of the role takes while it runs."""
+    return f"{vocabulary()}.{digest_of({path: value for path, value in leaves.items() if _take(path, role) is LIVE})}"
 
 
 def _take(path: Path, role: str) -> Take | None:
@@ -196,7 +222,7 @@ def _is_about(path: Path, board: str | None, alias: str | None) -> bool:
 # ------------------------------------------------------------------------------------------------ plans
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference. A named entry that is there on one side only is one change; None: absent on that side."""
+    """One difference. A named entry, or a scheduler file, that is there on one side only is one change; None: absent there."""
 
     path: Path
     old: Any
@@ -241,7 +267,8 @@ def changes(old: Leaves, new: Leaves, same_package: Callable[[str], bool]) -> li
     for path in dict.fromkeys((*new, *old)):
         if old.get(path, _ABSENT) == new.get(path, _ABSENT):
             continue
-        whole = path[:2] if path[0] in NAMED and not (_has(old, path[:2]) and _has(new, path[:2])) else path
+        is_named = path[0] in (*NAMED, SCHEDULERS)
+        whole = path[:2] if is_named and not (_has(old, path[:2]) and _has(new, path[:2])) else path
         if whole not in found:
             found[whole] = _change(whole, old, new, kept, moved, same_package)
     return list(found.values())
@@ -250,7 +277,7 @@ def changes(old: Leaves, new: Leaves, same_package: Callable[[str], bool]) -> li
 def _change(
     path: Path, old: Leaves, new: Leaves, kept: list[str], moved: set[str], same_package: Callable[[str], bool]
 ) -> Change:
-    rule = rule_of(path if len(path) > 2 or path[0] not in NAMED else (*path, "*"))
+    rule = rule_of((*path, "*"))
     is_entry = path[0] in NAMED and len(path) == 2
     refused = rule.refused
     if path[0] == "models" and path[2:] == ("package",) and not same_package(path[1]):

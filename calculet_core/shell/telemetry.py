@@ -91,6 +91,11 @@ class Collectors:
         self.registry.unregister(self._metrics.pop(name))
         self._texts.append(text)
 
+    def forget(self, name: str, **labels: str) -> None:
+        """A child whose subject is gone: it is not told any more. Nothing when there was none."""
+        if self._children.pop((name, *labels.values()), None) is not None:
+            self._metrics[name].remove(*self._constant.values(), *labels.values())
+
     def exposition(self) -> bytes:
         """The scrape's text."""
         return b"".join([generate_latest(self.registry), *(text() for text in self._texts)])

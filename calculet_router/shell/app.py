@@ -111,6 +111,7 @@ class RouterApp:
         self._write = self.journal.append if self.spans is None else self.spans.append
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
+        self._shown_tenants: set[str] = set()
         self._dashboard: Dashboard | None = None
         self.draining = self.closed = False
         self._holding = Holding(fleet, "router")
@@ -489,6 +490,9 @@ class RouterApp:
                 waiting = self.dispatcher.parking.count(alias.alias)
                 collectors("calculet_router_waiting_model", model=alias.alias).set(waiting)
         tenants = self.dispatcher.tenants
+        for tenant in self._shown_tenants.difference(tenants.active):
+            collectors.forget("calculet_router_tenant_active", tenant=tenant)
+        self._shown_tenants = set(tenants.active)
         for tenant, active in tenants.active.items():
             collectors("calculet_router_tenant_active", tenant=tenant).set(active)
         collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))

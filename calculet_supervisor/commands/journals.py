@@ -126,7 +126,8 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Event]:
             yield decoder.decode(line)
 
 
-TOLD = tuple(b'{"event":"%s' % name for name in (b"fleet.", b"board.generation", b"board.fault", b"board.reset", b"board.golden"))
+_NAMES = (b"fleet.", b"chaos.", b"board.generation", b"board.fault", b"board.reset", b"board.golden")
+TOLD = tuple(b'{"event":"%s' % name for name in _NAMES)
 
 
 def _is_told(line: bytes) -> bool:

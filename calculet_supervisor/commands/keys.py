@@ -45,7 +45,7 @@ def create(config: Path, tenant: str, note: str, expires_days: float | None, as_
     known = [one.name for one in fleet.config.tenants]
     if tenant not in known:
         message = f"no tenant {tenant!r} in {fleet.path} (tenants: {', '.join(known)})"
-        end(1, message, "add it under `tenants` and restart the fleet")
+        end(1, message, "add it under `tenants`, then `calculet config apply`")
     expires_s = None if expires_days is None else int(time.time() + expires_days * DAY_S)
     record, key = _new(tenant, note, expires_s)
     first = not fleet.keys.exists()

@@ -8,18 +8,21 @@ It brings the fleet only to a configuration that somebody applied: a file that w
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from calculet_core import history, wire
-from calculet_core.applying import Leaves, Standing, alias_of, decode, digest_of, leaves_of, live_with, started_with
+from calculet_core.applying import Leaves, Standing, alias_of, decode, digest_of, holds, leaves_of, live_with, started_with
 from calculet_core.clock import S
-from calculet_core.shell.fleet import standing_of
+from calculet_core.errors import ConfigError
+from calculet_core.shell.fleet import load_fleet, standing_of
 from calculet_core.states.model_generation import ModelState
 from calculet_supervisor.shell.sightings import ROUTER_SILENCE_NS
 from calculet_supervisor.shell.store import Act, Applied, Memory, Wanted
@@ -28,8 +31,10 @@ from calculet_supervisor.world import NOTHING_SEEN, Note
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
-TELL_NS = 2 * S
-"""Between two words to a process that has not taken the configuration."""
+TELL_NS, TELL_AGAIN_NS = 2 * S, 30 * S
+"""Between two words to a process that has not taken the configuration; to one that has said why."""
+LOOK_AGAIN_S = 5.0
+"""After the file was found to be another than what was applied."""
 READY = ModelState.READY.name
 log = logging.getLogger("calculet.configuration")
 
@@ -82,14 +87,14 @@ class Configuring:
         for seen in self._supervisor.sightings.routers.values():
             router = seen.report
             yield {
-                "process": f"router {router.router:08x}", "live": _same(router.config_live, self._live["router"]),
-                "start": _same(router.config_start, self._router_started), "error": router.config_error, "state": None,
+                "process": f"router {router.router:08x}", "live": holds(router.config_live, self._live["router"]),
+                "start": holds(router.config_start, self._router_started), "error": router.config_error, "state": None,
             }  # fmt: skip
         for board in self._supervisor.boards:
             report = self._supervisor.sightings.boards.get(board, NOTHING_SEEN).report
             yield {
-                "process": f"worker-{board}", "live": None if report is None else _same(report.config_live, self._live["worker"]),
-                "start": None if report is None else _same(report.config_start, self._started[board]),
+                "process": f"worker-{board}", "live": None if report is None else holds(report.config_live, self._live["worker"]),
+                "start": None if report is None else holds(report.config_start, self._started[board]),
                 "error": report.config_error if report is not None else None, "state": report.state if report is not None else None,
             }  # fmt: skip
 
@@ -127,18 +132,22 @@ class Configuring:
     def _tell_live(self, now_ns: int) -> None:
         assert self.applied is not None
         sightings = self._supervisor.sightings
-        behind = [(identity, "router") for identity, seen in sightings.routers.items() if self._is_behind(seen.report, "router")]
+        behind: list[tuple[bytes, str, str | None]] = []
+        for identity, seen in sightings.routers.items():
+            if self._is_behind(seen.report, "router"):
+                behind.append((identity, "router", seen.report.config_error))
         for board, identity in sightings.identities.items():
             report = sightings.boards.get(board, NOTHING_SEEN).report
             if report is not None and self._is_behind(report, "worker"):
-                behind.append((identity, "worker"))
-        for identity, role in behind:
-            if now_ns - self._told.get(identity, -TELL_NS) >= TELL_NS:
+                behind.append((identity, "worker", report.config_error))
+        for identity, role, error in behind:
+            told_ns = self._told.get(identity)
+            if told_ns is None or now_ns - told_ns >= (TELL_NS if error is None else TELL_AGAIN_NS):
                 self._told[identity] = now_ns
                 self._supervisor.send_to(identity, wire.TakeConfiguration(self.applied.version, self._live[role]))
 
     def _is_behind(self, report: wire.WorkerReport | wire.RouterReport, role: str) -> bool:
-        return _same(report.config_live, self._live[role]) is False
+        return holds(report.config_live, self._live[role]) is False
 
     def _next_restart(self) -> str | None:
         """A board whose worker started with something else, when its turn has come: nobody is on its way, and another board of its
@@ -154,7 +163,7 @@ class Configuring:
                 continue  # nothing runs there; it starts with what is in force
             if report is None or report.epoch < wanted.min_epoch:
                 return None  # somebody is on its way
-            if _same(report.config_start, self._started[board]) is False:
+            if holds(report.config_start, self._started[board]) is False:
                 stale.append(board)
             elif report.state != READY and supervisor.out(board) is None:
                 return None
@@ -171,9 +180,14 @@ class Configuring:
         return None
 
     async def _restart(self, board: str, version: int) -> None:
-        """As `calculet restart` does: after its drain."""
+        """As `calculet restart` does: after its drain. A new worker reads the file: while that is another than what was applied, a
+        restart would bring it somewhere else, again and again."""
         supervisor = self._supervisor
         try:
+            if await asyncio.to_thread(_digest_of_file, supervisor.fleet.path) != self.applied_digest:
+                log.warning("board %s is not restarted: %s is not what was applied", board, supervisor.fleet.path)
+                await asyncio.sleep(LOOK_AGAIN_S)
+                return
             wanted = replace(supervisor.wanted.get(board, Wanted()), min_epoch=supervisor.last_epoch(board) + 1)
             await supervisor.store.want(board, wanted, Act("configure", board, detail=f"restart for version {version}"))
             supervisor.wanted[board] = wanted
@@ -183,6 +197,8 @@ class Configuring:
             self._restarting.discard(board)
 
 
-def _same(told: str, wanted: str) -> bool | None:
-    """None: a process of an earlier version, which does not tell."""
-    return told == wanted if told else None
+def _digest_of_file(path: Path) -> str | None:
+    try:
+        return digest_of(leaves_of(standing_of(load_fleet(path))))
+    except ConfigError:
+        return None

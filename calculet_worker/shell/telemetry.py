@@ -66,7 +66,10 @@ class Telemetry:
 
     def take_tenants(self, tenants: Iterable[str]) -> None:
         """Other names are configured now."""
-        self._tenants = frozenset(tenants)
+        gone, self._tenants = self._tenants, frozenset(tenants)
+        for tenant in gone - self._tenants:
+            for name in ("active", "waiting_tokens", "virtual_lag"):
+                self._metric.forget(f"calculet_worker_tenant_{name}", tenant=tenant)
 
     def _tenant(self, name: str) -> str:
         """A label from a closed set."""

@@ -298,7 +298,7 @@ def test_a_reset_is_granted_with_a_new_generation_and_the_next_is_denied(tmp_pat
 
 # ---------------------------------------------------------------- operators
 def test_operators_drain_stop_start_and_restart(shared: StubFleet) -> None:
-    assert shared.cli("drain", "board0", "--wait").stdout.startswith("board0 drains")
+    assert shared.cli("drain", "board0", "--wait").stdout.startswith("board0 is drained")
     assert shared.row("board0")["worker_draining"] is True
     until(lambda: [board.draining for board in shared.view().boards if board.board == "board0"] == [True], "routers are told")
     assert shared.cli("resume", "board0").returncode == 0

@@ -25,6 +25,7 @@ from test_cli import a_fleet, run
 from test_cli import a_supervisor as answering
 
 from calculet_core.shell.fleet import Fleet
+from calculet_perf.cli import main as perf
 from calculet_supervisor.cli import main
 
 wait_module = importlib.import_module("calculet_supervisor.commands.wait")
@@ -63,6 +64,12 @@ def test_every_console_script_tells_its_version(script: str) -> None:
 def test_every_command_speaks_json_or_is_known_not_to() -> None:
     without = {path for path, command in leaves(main) if not any("--json" in param.opts for param in command.params)}
     assert without == WITHOUT_JSON
+
+
+def test_what_calculet_perf_prints_as_an_answer_it_prints_as_json_too() -> None:
+    """What it writes as files (runs, reports, comparisons, capacities) is JSON already."""
+    without = {path for path, command in leaves(perf) if not any("--json" in param.opts for param in command.params)}
+    assert without == {"manifest init", "run", "capacity", "soak", "report", "compare", "schema"}
 
 
 @pytest.mark.parametrize(
