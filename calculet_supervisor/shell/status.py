@@ -3,7 +3,8 @@
 Fields are only ever added within a version of the schema. Absent is null, never 0. Times are seconds or the unit in the name.
 
     {"schema": "calculet-status/v1", "config": path, "version": text, "breaker": reason or null,
-     "rollouts": [{"id", "alias", "verb", "state", "share", "text"}],
+     "rollouts": [{"id", "alias", "verb", "state", "share", "text", "from", "to", "digest", "boards", "assigned", "floor", "begun",
+                   "reason", "steps": [{"wall_s", "text"}]}],
      "supervisor": {"pid", "uptime_s", "view_version", "rss_bytes"},
      "boards": [{"board", "device", "state", "process", "pid", "epoch", "generation", "alias", "digest", "wanted_digest", "up",
                  "draining", "worker_draining", "lanes_used", "lanes_total", "kv_tokens_reserved", "kv_tokens_total", "active",
@@ -34,10 +35,12 @@ from calculet_supervisor.health import SERVING
 from calculet_supervisor.life import Life
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
+from calculet_supervisor.rollout import Rollout
 from calculet_supervisor.shell.sightings import RouterSeen
 from calculet_supervisor.world import BoardSeen, BoardWish
 
 SCHEMA = "calculet-status/v1"
+STEPS_SHOWN = 12
 _FREE = KvSequenceState.FREE.name
 _WAITS = (ProcessState.BACKOFF, ProcessState.QUARANTINED)
 _COPIED = (
@@ -88,6 +91,18 @@ def router_status(seen: RouterSeen) -> dict[str, Any]:
     counted = [{"digest": one.digest, "requests": one.requests, "failed": one.failed} for one in seen.report.versions]
     waiting = {alias: msgspec.structs.asdict(wait) for alias, wait in seen.report.waiting.items()}
     return {**report, "versions": counted, "waiting": waiting, "router": f"{seen.report.router:08x}"}
+
+
+def rollout_status(rollout: Rollout) -> dict[str, Any]:
+    """A swap that is under way; `digest` is what its boards shall hold in the end, `steps` the last that were committed."""
+    green, blue = rollout.green, rollout.blue
+    copied = ("id", "alias", "verb", "state", "share", "floor", "begun", "reason")
+    row: dict[str, Any] = {name: getattr(rollout, name) for name in copied}
+    return row | {
+        "text": rollout.log[-1].text, "from": str(blue) if blue else None, "to": str(green) if green else None,
+        "digest": green.digest if green else None, "boards": list(rollout.boards), "assigned": list(rollout.assigned),
+        "steps": [msgspec.structs.asdict(step) for step in rollout.log[-STEPS_SHOWN:]],
+    }  # fmt: skip
 
 
 def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calculet_core import history, wire
 from calculet_core.shell.process import rss_bytes
 from calculet_supervisor.shell.control import Caller, Refused, Verb
-from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
+from calculet_supervisor.shell.status import SCHEMA, board_status, rollout_status, router_status
 from calculet_supervisor.shell.store import Act, Wanted
 from calculet_supervisor.world import NOTHING_SEEN, Note
 
@@ -67,10 +67,7 @@ class Verbs:
         return {
             "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,
             "breaker": supervisor.recovery.breaker.reason,
-            "rollouts": [
-                {**{name: getattr(one, name) for name in ("id", "alias", "verb", "state", "share")}, "text": one.log[-1].text}
-                for one in supervisor.rollouts.live.values()
-            ],
+            "rollouts": [rollout_status(one) for one in supervisor.rollouts.live.values()],
             "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],
         }  # fmt: skip
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 import schemathesis
+from builders_browser import Browser, Page, a_browser, chromium
 from builders_fleet import Fleet, Packages, free_port, until
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
@@ -68,13 +69,18 @@ def test_the_page_needs_nothing_from_elsewhere_and_says_so(fleet: Fleet) -> None
     text = body.decode()
     assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
     assert "default-src 'none'" in headers["content-security-policy"] and headers["x-frame-options"] == "DENY"
-    assert re.findall(r"(?:src|href|action)=[\"'](?!data:)[^\"']*", text) == []
+    assert re.findall(r"(?:src|href|action)=[\"'](?!data:|#)[^\"']*", text) == []
     assert "innerHTML" not in text and "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
 
 
 def test_it_only_shows(fleet: Fleet) -> None:
-    for path, method, status in (("/", "POST", 405), ("/events", "DELETE", 405), ("/v1/models", "GET", 404), ("/metrics", "GET", 404)):
+    for path, method, status in (
+        ("/", "POST", 405),
+        ("/events", "DELETE", 405),
+        ("/v1/models", "GET", 404),
+        ("/metrics", "GET", 404),
+    ):
         got, _, body = ask(fleet, path, method)
         assert got == status and set(json.loads(body)["error"]) == {"message", "type", "param", "code"}
     assert fleet.get("/events").status == 404, "clients' address has no dashboard"
@@ -151,12 +157,12 @@ def test_without_a_supervisor_it_shows_what_the_router_knows(fleet: Fleet) -> No
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 900), (400, 900)], ids=["desk", "phone"])
-def test_a_browser_draws_it_without_an_error(fleet: Fleet, tmp_path: Path, width: int, height: int) -> None:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium here")
+def test_one_moment_of_it_can_be_kept_as_a_picture(fleet: Fleet, tmp_path: Path, width: int, height: int) -> None:
+    program = chromium()
+    if program is None:
+        pytest.skip("no chromium here (apt install chromium)")
     command = [
-        chromium, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", f"--window-size={width},{height}",
+        program, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", f"--window-size={width},{height}",
         "--virtual-time-budget=5000", "--enable-logging=stderr", "--dump-dom", f"http://127.0.0.1:{fleet.admin}/#still",  # type: ignore[attr-defined]
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
@@ -170,3 +176,126 @@ def test_top_shows_the_same_fleet_at_a_terminal(fleet: Fleet) -> None:
     done = fleet.cli("top", "--once", "--interval", "0.3")
     assert done.returncode == 0, done.stderr
     assert "2 of 2 boards ready" in done.stdout and "board1" in done.stdout and f"http://127.0.0.1:{fleet.port}" in done.stdout
+
+
+# ---------------------------------------------------------------- in a browser
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if chromium() is None:
+        pytest.skip("no chromium here (apt install chromium)")
+    with a_browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(fleet: Fleet, browser: Browser) -> Iterator[Page]:
+    """The live page; whatever happened to it, it has nothing to complain of."""
+    fleet.wait_ready(len(fleet.boards))
+    page = browser.open(f"http://127.0.0.1:{fleet.admin}/")  # type: ignore[attr-defined]
+    page.until("document.querySelectorAll('[data-board]').length === 2", "both boards are drawn")
+    yield page
+    assert page.complaints == []
+    page.close()
+
+
+def card(name: str) -> str:
+    return f"document.querySelector('[data-board={name}]')"
+
+
+def test_a_killed_board_is_seen_in_the_page_and_comes_back(fleet: Fleet, page: Page) -> None:
+    page.until(f"{card('board0')}.className === 'card '", "board0 is well")
+    fleet.kill("worker", "board0")
+    page.until(
+        f"{card('board0')}.className === 'card bad' && {card('board0')}.innerText.includes('no worker')", "the dead board is red"
+    )
+    page.until("document.getElementById('pill').textContent.startsWith('1 of 2 boards ready')", "and the head of the page says so")
+    page.until(f"{card('board0')}.className === 'card ' && document.title.startsWith('2/2')", "it comes back")
+    page.until(
+        "document.getElementById('events').innerText.includes('killed by signal 9; started again')",
+        "what happened is told in words",
+    )
+
+
+def test_a_rollout_is_seen_with_its_progress(fleet: Fleet, page: Page, packages: Packages) -> None:
+    green = packages.get("sim-b1", "--step-ms", "1", "--lanes", "16")
+    seen, longs = threading.Event(), list[threading.Thread]()
+
+    def feed() -> None:
+        """Whichever board leaves next has just begun something that it finishes first, so that the page has seconds to show it."""
+        while not seen.wait(0.3):
+            long = threading.Thread(target=fleet.completion, kwargs={"prompt": "long", "max_tokens": 3000, "ignore_eos": True})
+            longs.append(long)
+            long.start()
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        until(lambda: all(fleet.active()), "both boards have something to finish")
+        done: list[Any] = []
+        load = threading.Thread(target=lambda: done.append(fleet.cli("load", "toy", str(green), "--yes")))
+        load.start()
+        bar = "document.querySelector('[data-rollout] [role=progressbar]')"
+        page.until(
+            f"{bar} && document.querySelectorAll('[data-rollout] .busy').length === 1 && {bar}.getAttribute('aria-valuenow') === '0'",
+            "one board is moved",
+        )
+        assert "load toy: sim-b1 1.0.0" in page.text() and "from sim-batch 1.0.0" in page.text() and "verified: path" in page.text()
+        page.until(f"{bar} && {bar}.getAttribute('aria-valuenow') === '1'", "the first board serves the new version")
+    finally:
+        seen.set()
+        feeder.join()
+    page.until("!document.querySelector('[data-rollout]')", "it is over")
+    load.join()
+    for long in longs:
+        long.join()
+    assert done[0].returncode == 0, done[0].stderr
+    page.until("document.getElementById('models').innerText.includes('sim-b1 1.0.0')", "the model's artifact is the new one")
+    assert fleet.cli("rollback", "toy", "--yes").returncode == 0
+
+
+def test_keys_go_from_board_to_board_and_show_details(page: Page) -> None:
+    focused = "(document.activeElement.dataset.board || '')"
+    page.press("Tab")
+    assert page.value("document.activeElement.className") == "skip"
+    page.press("Tab")
+    assert page.value(focused) == "board0"
+    page.press("ArrowRight")
+    assert page.value(focused) == "board1"
+    page.press("ArrowRight")
+    assert page.value(focused) == "board1", "there is no board behind the last"
+    page.press("Enter")
+    assert page.value(f"{card('board1')}.getAttribute('aria-expanded')") == "true" and "pid " in page.value(
+        f"{card('board1')}.innerText"
+    )
+    heard = page.value("latest.now_s")
+    page.until(f"latest.now_s > {heard}", "a second later")
+    assert page.value(focused) == "board1" and page.value(f"{card('board1')}.getAttribute('aria-expanded')") == "true", (
+        "focus and details stay"
+    )
+    page.press("Home")
+    assert page.value(focused) == "board0"
+    page.press("Escape")
+    assert page.value("document.querySelectorAll('[aria-expanded=true]').length") == 0
+    page.press("Tab")
+    assert page.value(focused) == "", "one stop for all boards"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400, 320])
+def test_it_fits_and_can_be_read(page: Page, width: int, dark: bool, tmp_path: Path) -> None:
+    page.look(width, 900, dark=dark, phone=width < 600)
+    assert page.value("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+    page.picture(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 10_000
+    contrast = """(() => {
+      const parse = text => (text.match(/[0-9.]+/g) || []).map(Number);
+      const light = ([r, g, b]) => [r, g, b].map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4).reduce((sum, v, at) => sum + v * [.2126, .7152, .0722][at], 0);
+      const ground = node => { for (; node; node = node.parentElement) { const found = parse(getComputedStyle(node).backgroundColor); if (found.length === 3) return found; } return [255, 255, 255]; };
+      const bad = [];
+      for (const node of document.querySelectorAll('.name, .state, .under, .facts b, .facts, td, th, h1, h2, .pill, .where, .value')) {
+        const [a, b] = [light(parse(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x), ratio = (a + .05) / (b + .05);
+        if (ratio < 4.5) bad.push(node.className + ' ' + node.textContent.slice(0, 20) + ' ' + ratio.toFixed(2));
+      }
+      return bad;
+    })()"""
+    assert page.value(contrast) == [], "WCAG AA: 4.5 to 1"
