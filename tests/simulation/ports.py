@@ -316,6 +316,8 @@ class Said(logging.Handler):
 def virtual(world: World) -> Iterator[None]:
     """While this lasts, what shells do happens in that world."""
     patches = _patches(world)
+    if gone := [f"{module.__name__}.{name}" for module, name, _ in patches if name not in vars(module)]:
+        raise AssertionError(f"the product has no {', '.join(gone)} any more: what do its shells ask instead?")
     real = [(module, name, vars(module)[name]) for module, name, _ in patches]
     log, said = logging.getLogger("calculet"), Said(world)
     level, propagates = log.level, log.propagate

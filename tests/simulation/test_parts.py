@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sqlite3
+import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -213,6 +216,19 @@ def test_names_stand_for_virtual_things_only_while_a_world_runs() -> None:
     assert [vars(module)["time"] for module in clocks] == before
     assert len(clocks) > 10 and all(now is world.timeline for now, real in zip(inside, before, strict=True) if real is time)
     world.disk.close()
+
+
+def test_a_world_needs_no_thread_and_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else something of the operating system came into a shell, and nobody has told `ports`."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("this is not virtual")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    outcome = search.judge(Scenario(11, 8.0, traffic=Traffic(8.0), faults=(Fault(5 * S, "kill_keeper"),)))
+    assert outcome.worst() is None and outcome.completed > 10
 
 
 # ---------------------------------------------------------------- clients
