@@ -416,6 +416,8 @@ class FleetChecker:
         for router in world.keeper.routers.values():
             if router.listening and router.dispatcher.inflight:
                 self.broken("baseline", f"{router.name}: {router.dispatcher.inflight} requests in flight")
+            if router.listening and len(router.app.lookups):
+                self.broken("baseline", f"{router.name}: {len(router.app.lookups)} questions are open")
             actives = router.tenants.active if router.listening else {}
             if any(actives.values()):
                 self.broken("baseline", f"{router.name}: tenants' actives are {actives}")

@@ -183,7 +183,7 @@ class TokenizingPool:
 
     def encode(self, tokenizer: PromptTokenizer, prompt: Any, done: Callable[[Any], None]) -> None:
         """`done` in a while."""
-        size = len(prompt.token_ids or ())
+        size = len(prompt.token_ids or prompt.text or ())
         self._process.later(TOKENIZE_NS + NS_PER_TOKEN * size, lambda: done(tokenizer.encode_or_error(prompt)))
 
     def close(self) -> None:
