@@ -24,7 +24,6 @@ from calculet_supervisor.shell.store import Act, Wanted
 from calculet_worker.device.faults import AnyFault
 from simulation import scenario as plans
 from simulation import search, transport
-from simulation.checker import FairShares, TenantLimits
 from simulation.clients import Clients
 from simulation.device import ArmedPlan
 from simulation.disk import VirtualStore
@@ -34,6 +33,7 @@ from simulation.ports import virtual
 from simulation.processes import Crashed, Process
 from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, rough
 from simulation.search import as_code, shrink
+from simulation.shares import FairShares, TenantLimits
 from simulation.timeline import LIVELOCK_STEPS, START_NS, Livelock, Timeline
 from simulation.transport import Pipe, Tricks
 from simulation.world import World
