@@ -19,7 +19,8 @@ from calculet_core.errors import CalculetError, ShuttingDown
 from calculet_core.history import Event
 from calculet_router.shell.endpoints import Reply
 from calculet_worker.device.sim_rule import TokenRule, profile_of
-from simulation.http import Accepted, Reading, request_bytes
+from simulation.http import Accepted, Reading, post_bytes
+from simulation.questions import Question
 
 if TYPE_CHECKING:
     from simulation.router import RouterHost
@@ -129,7 +130,7 @@ class Client:
             body["stop_token_ids"] = (self.stop,)
         self.connection = router.accept(self)
         if self.outcome is None:
-            router.call(self.connection.receive, request_bytes(self.tenant, body, self.timeout_ms))
+            router.call(self.connection.receive, post_bytes("/v1/completions", self.tenant, body, self.timeout_ms))
 
     def _again(self, after_s: float) -> None:
         if self.retries and self.tries < MAX_TRIES and not self.clients.quiet:
@@ -302,6 +303,8 @@ class Clients:
         self.world, self.traffic = world, world.scenario.traffic
         self.quiet = False
         self.of: dict[int, Client] = {}
+        self.questions: list[Question] = []
+        """Those that may be open."""
         self.arrived = 0
         self._rng = world.rng("arrivals")
         self._seed = world.scenario.seed
@@ -340,6 +343,11 @@ class Clients:
         number, self.arrived = self.arrived, self.arrived + 1
         if self._keep is None or number in self._keep:
             self._begin_client(Client(self, number, random.Random(f"{self._seed}/client {number}")))
+            rng = random.Random(f"{self._seed}/question {number}")
+            if rng.random() < self.traffic.questions:
+                self.questions = [question for question in self.questions if question.outcome is None]
+                self.questions.append(Question(self, rng))
+                self.questions[-1].ask()
 
     def _begin_client(self, client: Client) -> None:
         client.ask()
@@ -385,4 +393,5 @@ class Clients:
 
     def unsettled(self) -> list[str]:
         """Whose call is open."""
-        return [f"request {client.request:x}" for client in self.of.values() if client.outcome is None]
+        open_calls = [f"request {client.request:x}" for client in self.of.values() if client.outcome is None]
+        return open_calls + [f"question {question.text[:20]!r}" for question in self.questions if question.outcome is None]

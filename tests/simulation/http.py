@@ -16,6 +16,7 @@ from calculet_core.clock import S
 
 if TYPE_CHECKING:
     from simulation.clients import Client
+    from simulation.questions import Question
     from simulation.router import RouterHost
 
 DONE = "[DONE]"
@@ -56,10 +57,10 @@ _decode = msgspec.json.Decoder(Said).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def request_bytes(key: str, body: dict[str, Any], timeout_ms: int | None) -> bytes:
-    """`POST /v1/completions`."""
+def post_bytes(path: str, key: str, body: dict[str, Any], timeout_ms: int | None = None) -> bytes:
+    """A request with a JSON body."""
     content = _encode(body)
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: fleet\r\nauthorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: fleet\r\nauthorization: Bearer {key}\r\ncontent-length: {len(content)}\r\n"
     if timeout_ms is not None:
         head += f"x-request-timeout-ms: {timeout_ms}\r\n"
     return head.encode() + b"\r\n" + content
@@ -133,7 +134,7 @@ class Reading:
 class Accepted:
     """A connection as the server's protocol sees it: its transport."""
 
-    def __init__(self, router: RouterHost, client: Client, protocol: Any) -> None:
+    def __init__(self, router: RouterHost, client: Client | Question, protocol: Any) -> None:
         self.router, self.client, self._protocol = router, client, protocol
         self._timeline = router.timeline
         self.closed = False

@@ -33,8 +33,12 @@ class Handle:
 
     def __call__(self) -> None:
         """Its time has come."""
-        if self._work is not None:
-            self._process.call(self._run)
+        if self._work is None:
+            return
+        if self._process.stopped:
+            self._process.call(self._run)  # it may be cancelled before that is done
+        else:
+            self._process.call(self._work, *self._args)
 
     def _run(self) -> None:
         if self._work is not None:

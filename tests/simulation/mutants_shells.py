@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
+
 from calculet_core import wire
 from calculet_core.errors import CalculetError
+from calculet_router import events
 from calculet_router.dispatch import Dispatcher
 from calculet_router.fleet import Roster
+from calculet_router.lookups import Lookups
 from calculet_router.shell.app import RouterApp
 from calculet_router.shell.connection import Connection
 from calculet_router.shell.exchange import Exchange
@@ -94,7 +98,7 @@ def a_call_whose_client_left_is_not_billed(patch: Patch) -> None:
     ended = RouterApp._ended
 
     def bug(self: RouterApp, action: Any) -> None:
-        ended(self, dataclasses.replace(action, request=None) if action.outcome == "cancelled" else action)
+        ended(self, msgspec.structs.replace(action, request=None) if action.outcome == "cancelled" else action)
 
     patch.setattr(RouterApp, "_ended", bug)
 
@@ -121,6 +125,32 @@ def a_periodic_task_fails_and_only_the_log_knows(patch: Patch) -> None:
         raise RuntimeError("planted")
 
     patch.setattr(RouterApp, "_settle", bug)
+
+
+# ---------------------------------------------------------------- questions
+CURIOUS = dataclasses.replace(BUSY, questions=0.5)
+
+
+@mutant("questions_are_answered", provoke=provoked(1, traffic=CURIOUS))
+def a_question_gets_anothers_answer(patch: Patch) -> None:
+    answered, last = Lookups._answered, list[Any]()
+
+    def bug(self: Lookups, event: Any, out: Any) -> None:
+        last.append(event.answer)
+        other = msgspec.structs.replace(last.pop(0) if len(last) > 1 else event.answer, request_id=event.answer.request_id)
+        answered(self, msgspec.structs.replace(event, answer=other), out)
+
+    patch.setattr(Lookups, "_answered", bug)
+
+
+@mutant("liveness", provoke=provoked(1, traffic=CURIOUS, kill_worker=3))
+def a_dead_workers_questions_are_forgotten(patch: Patch) -> None:
+    handle = Lookups.handle
+
+    def bug(self: Lookups, event: Any, now_ns: int) -> Any:
+        return [] if isinstance(event, events.WorkerEnded | events.TimePassed) else handle(self, event, now_ns)
+
+    patch.setattr(Lookups, "handle", bug)
 
 
 # ---------------------------------------------------------------- links

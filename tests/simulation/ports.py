@@ -185,7 +185,7 @@ class TokenizingPool:
 
     def encode(self, tokenizer: PromptTokenizer, prompt: Any, done: Callable[[Any], None]) -> None:
         """`done` in a while."""
-        size = len(prompt.token_ids or ())
+        size = len(prompt.token_ids or prompt.text or ())
         self._process.later(TOKENIZE_NS + NS_PER_TOKEN * size, lambda: done(tokenizer.encode_or_error(prompt)))
 
     def close(self) -> None:
@@ -332,6 +332,8 @@ class Said(logging.Handler):
 def virtual(world: World) -> Iterator[None]:
     """While this lasts, what shells do happens in that world."""
     patches = _patches(world)
+    if gone := [f"{module.__name__}.{name}" for module, name, _ in patches if name not in vars(module)]:
+        raise AssertionError(f"the product has no {', '.join(gone)} any more: what do its shells ask instead?")
     real = [(module, name, vars(module)[name]) for module, name, _ in patches]
     log, said = logging.getLogger("calculet"), Said(world)
     level, propagates = log.level, log.propagate

@@ -17,6 +17,7 @@ from simulation.scenario import TENANTS
 
 if TYPE_CHECKING:
     from simulation.clients import Client
+    from simulation.questions import Question
     from simulation.world import World
 
 BOOT_NS = (200 * MS, 600 * MS)
@@ -74,7 +75,7 @@ class RouterHost(Process):
     def __init__(self, world: World, name: str, incarnation: int, pid: int) -> None:
         super().__init__(world, name, pid)
         self.incarnation = incarnation
-        self.connections: dict[Client, Accepted] = {}
+        self.connections: dict[Client | Question, Accepted] = {}
         """Clients whose answer is open."""
         self._factory: Callable[[], Any] | None = None
         self.stops_ns: list[int] = []
@@ -114,7 +115,7 @@ class RouterHost(Process):
         """Whether they can."""
         return self._factory is not None and self.alive
 
-    def accept(self, client: Client) -> Accepted:
+    def accept(self, client: Client | Question) -> Accepted:
         """A connection of a client's."""
         assert self._factory is not None
         accepted = self.connections[client] = Accepted(self, client, self._factory())

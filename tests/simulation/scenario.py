@@ -66,6 +66,8 @@ class Traffic:
     stops: float = 0.1
     """Share with a stop token."""
     invalid: float = 0.01
+    questions: float = 0.03
+    """How many ask about tokens, for each client."""
     burst_every_s: float | None = 30.0
     burst_size: int = 24
 

@@ -27,7 +27,7 @@ SOMETIMES = {
     "client got worker_lost", "client tried again", "configure found the board busy", "fairness was judged", "golden failed",
     "job lost", "lane lost", "messages were lost with a connection", "operator: drain", "operator: restart", "operator: resume",
     "operator: start", "operator: stop", "resent: failed", "resent: message_lost", "resent: refused", "resent: silent",
-    "resent: unanswered", "resent: unsent", "resent: worker_lost", "reset denied", "reset granted", "router ignored: foreign", "router ignored: late", "router ignored: malformed",
+    "resent: unanswered", "resent: unsent", "resent: worker_lost", "question answered", "question no_ready_worker", "reset denied", "reset granted", "router ignored: foreign", "router ignored: late", "router ignored: malformed",
     "router saw a gap", "supervisor ignored a message: malformed", "worker ignored a message: malformed", "stale completion dropped", "router stood still", "supervisor stood still", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
     "worker could not send", "worker lost a router: lease", "worker stood still",
     "worker replaced: jobs in flight and no step", "worker replaced: no heartbeat",

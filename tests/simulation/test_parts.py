@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import socket
 import sqlite3
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
+import httptools
 import pytest
 
 from calculet_core.clock import MS, S
+from calculet_core.config import TenantConfig
 from calculet_core.history import Violation
 from calculet_supervisor.shell.store import Act, Wanted
 from calculet_worker.device.faults import AnyFault
 from simulation import scenario as plans
-from simulation import search
-from simulation.checker import FairShares
+from simulation import search, transport
 from simulation.clients import Clients
 from simulation.device import ArmedPlan
 from simulation.disk import VirtualStore
+from simulation.http import Reading
 from simulation.injector import Injector
 from simulation.ports import virtual
 from simulation.processes import Crashed, Process
 from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, rough
 from simulation.search import as_code, shrink
-from simulation.timeline import LIVELOCK_STEPS, Livelock, Timeline
-from simulation.transport import Pipe
+from simulation.shares import FairShares, TenantLimits
+from simulation.timeline import LIVELOCK_STEPS, START_NS, Livelock, Timeline
+from simulation.transport import Pipe, Tricks
 from simulation.world import World
 
 NOTHING = Scenario(1, 1.0, requests=frozenset())
@@ -122,6 +133,126 @@ def test_a_crash_comes_after_so_many_actions(world: World) -> None:
     process.acted()
     with pytest.raises(Crashed):
         process.acted()
+
+
+@pytest.mark.parametrize(
+    ("tricks", "got"), [(Tricks.DOUBLE, [10, 10, 20, 20]), (Tricks.REORDER, [20, 10]), (Tricks.TRUNCATE, [1, 2])]
+)
+def test_a_link_can_play_tricks(world: World, monkeypatch: pytest.MonkeyPatch, tricks: Tricks, got: list[int]) -> None:
+    monkeypatch.setattr(transport, "TRICKED", 1.0)
+    peer = Peer(world)
+    peer.pipe.tricks = tricks
+    peer.send(10, 20)
+    peer.wait()
+    assert peer.got == got
+    peer.pipe.tricks = Tricks.NONE
+    peer.send(30)
+    peer.wait()
+    assert peer.got == [*got, 30]
+
+
+# ---------------------------------------------------------------- the loop
+def test_asyncio_itself_lives_in_virtual_time(world: World) -> None:
+    process, seen = Process(world, "p", 1), list[Any]()
+    lock = asyncio.Lock()
+
+    async def work(name: str) -> str:
+        async with lock:
+            await asyncio.sleep(2.0)
+            seen.append((name, asyncio.get_running_loop().time() - START_NS / S))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await asyncio.Event().wait()
+        return name
+
+    for name in "ab":
+        process.call(process.loop.run, work(name), lambda value, error: seen.append(value))
+    world.timeline.run_until(world.timeline.now + 10 * S)
+    assert seen == [("a", 2.0), "a", ("b", 4.0), "b"] and asyncio._get_running_loop() is None
+
+
+def test_a_killed_process_is_closed_then_and_there(world: World) -> None:
+    process, seen = Process(world, "p", 1), list[str]()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1.0)
+            seen.append("went on")
+        finally:
+            seen.append("closed")
+            await asyncio.sleep(1.0)
+            seen.append("waited")
+
+    process.call(process.loop.run, work(), lambda value, error: seen.append("told"))
+    world.timeline.run_until(world.timeline.now + S // 2)
+    process.has_ended()
+    assert seen == ["closed"]
+    world.timeline.run_until(world.timeline.now + 10 * S)
+    assert seen == ["closed"]
+
+
+def test_what_a_callback_raises_and_what_a_shell_only_logs_is_a_bug(world: World) -> None:
+    process = Process(world, "p", 1)
+
+    def logs() -> None:
+        try:
+            raise ValueError("caught")
+        except ValueError:
+            logging.getLogger("calculet.some_shell").exception("a periodic task failed")
+
+    process.later(MS, lambda: 1 // 0)
+    process.later(2 * MS, logs)
+    world.timeline.run_until(world.timeline.now + S)
+    assert [violation.rule for violation in world.checker.violations] == ["no_bug", "no_bug"]
+    assert "ZeroDivisionError" in world.checker.violations[0].message and "caught" in world.checker.violations[1].message
+
+
+def test_names_stand_for_virtual_things_only_while_a_world_runs() -> None:
+    world = World(NOTHING)
+    clocks = [module for name, module in sys.modules.items() if name.startswith("calculet_") and hasattr(module, "time")]
+    before = [vars(module)["time"] for module in clocks]
+    with virtual(world):
+        inside = [vars(module)["time"] for module in clocks]
+    assert [vars(module)["time"] for module in clocks] == before
+    assert len(clocks) > 10 and all(now is world.timeline for now, real in zip(inside, before, strict=True) if real is time)
+    world.disk.close()
+
+
+def test_a_world_needs_no_thread_and_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else something of the operating system came into a shell, and nobody has told `ports`."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("this is not virtual")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    outcome = search.judge(Scenario(11, 8.0, traffic=Traffic(8.0), faults=(Fault(5 * S, "kill_keeper"),)))
+    assert outcome.worst() is None and outcome.completed > 10
+
+
+# ---------------------------------------------------------------- clients
+def an_answer(*events: str) -> bytes:
+    body = "".join(f"data: {event}\n\n" for event in events)
+    head = f"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {len(body)}\r\n\r\n"
+    return (head + body).encode()
+
+
+def chunk(text: str, finish: str | None = None) -> str:
+    return json.dumps({"id": "x", "choices": [{"index": 0, "text": text, "finish_reason": finish}]})
+
+
+def test_a_client_reads_a_stream_byte_by_byte() -> None:
+    over: list[bool] = []
+    reading = Reading(1, lambda: over.append(True))
+    for byte in an_answer(chunk("ab"), chunk("c", "stop"), "[DONE]"):
+        reading.feed(bytes([byte]))
+    assert (reading.texts, reading.finished, reading.said_done, over) == (["abc"], [True], True, [True])
+
+
+def test_a_client_does_not_take_text_after_an_end() -> None:
+    with pytest.raises(httptools.HttpParserError):
+        Reading(1, lambda: None).feed(an_answer(chunk("a", "stop"), chunk("b")))
 
 
 # ---------------------------------------------------------------- the disk
@@ -227,6 +358,17 @@ def test_fair_shares_are_told_from_unfair_ones() -> None:
         assert fair.admitted("default" if turn % 4 == 0 else "gold", 100, both) is None
     found = [unfair.admitted("default" if turn % 2 == 0 else "gold", 100, both) for turn in range(200)]
     assert found[:3] == [None] * 3 and found[-1] is not None and "default and gold" in found[-1]
+
+
+def test_tenants_limits_are_counted_for_each_router() -> None:
+    limits = TenantLimits([TenantConfig("few", max_active=2), TenantConfig("slow", requests_per_s=0.5)])
+    assert [limits.accepted(router, "few", S, True) for router in (1, 1, 2)] == [None] * 3
+    assert "3 requests of few" in (limits.accepted(1, "few", S, False) or "")
+    limits.ended(1, "few")
+    limits.ended(1, "few")
+    assert limits.accepted(1, "few", S, True) is None
+    assert [limits.accepted(1, "slow", at * S, True) for at in (1, 3, 5)] == [None] * 3
+    assert "calls of slow" in (limits.accepted(1, "slow", 6 * S, True) or "")
 
 
 def test_a_tenant_that_does_not_wait_is_owed_nothing() -> None:

@@ -279,10 +279,6 @@ class Link:
             if self in self._world.links:
                 self._world.links.remove(self)
 
-    def ends_at(self, process: Process) -> bool:
-        """Whether it is one of the two."""
-        return process is self._client or process is self.server
-
     @property
     def client(self) -> Process:
         """The DEALER's side."""

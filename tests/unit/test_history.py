@@ -95,3 +95,9 @@ def test_the_third_reset_in_ten_minutes_breaks_a_budget_of_two() -> None:
 def test_a_lane_lost_in_one_generation_may_serve_in_the_next() -> None:
     events = [board(history.BOARD_LANE_LOST, lane=0), board(history.BOARD_LANE_BOUND, generation=2, lane=0)]
     assert check(events) == []
+
+
+def test_who_asks_twice_may_be_refused_twice() -> None:
+    """A refusal holds nothing, so it ends nothing."""
+    refused = event(history.ATTEMPT_DONE, request=1, attempt=1, board="b", epoch=1, outcome="refused", code="stale_view")
+    assert check([accepted(), refused, refused, done(outcome="failed", code="stale_view")]) == []
