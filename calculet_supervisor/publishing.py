@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import msgspec
+
 from calculet_core import wire
 from calculet_core.states.worker_process import ProcessState
 from calculet_supervisor import rollout
@@ -44,7 +46,8 @@ def _aliases(desired: Desired, boards: tuple[wire.BoardView, ...], published: wi
     before = {alias.alias: alias for alias in published.aliases}
     for alias in desired.aliases:
         decided = alias.alias in desired.decided
-        yield alias if decided else rollout.choose_alias(alias, before.get(alias.alias), boards)
+        chosen = alias if decided else rollout.choose_alias(alias, before.get(alias.alias), boards)
+        yield msgspec.structs.replace(chosen, parks=alias.parks)
 
 
 def misplaced(wish: BoardWish, report: wire.WorkerReport) -> bool:

@@ -76,7 +76,8 @@ class WorkerLink:
         """Greet and renew the lease at once, before anything else is sent: the worker may have given us up."""
         if not self._closed:
             self._timer.cancel()
-            self._renew()
+            self._link.send(wire.encode(wire.Lease(self._incarnation, self.epoch, self._acked)))
+            self._greet()
 
     def close(self) -> None:
         """Twice is fine."""

@@ -358,8 +358,8 @@ def a_spend_that_could_not_be_saved_is_forgotten(patch: Patch) -> None:
 
 @mutant("acts_survive", provoke=dataclasses.replace(provoked(1, kill_supervisor=8), acts=acts_at_random(1, 60.0, 2, 5.0)))
 def an_act_is_answered_before_it_is_saved(patch: Patch) -> None:
-    async def bug(self: Store, board: str, *rest: Any) -> None:
-        return None
+    async def bug(self: Store, board: str, wanted: Any, *rest: Any, **more: Any) -> Any:
+        return wanted
 
     patch.setattr(Store, "want", bug)
 

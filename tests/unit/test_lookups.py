@@ -86,6 +86,16 @@ def test_time_ends_it() -> None:
     assert failed(table.tell_lookups(events.TimePassed())) == "no_ready_worker"
 
 
+def test_a_router_that_stood_still_gives_the_answer_its_time() -> None:
+    table = Table("board0", lookup_timeout_ms=500)
+    table.question()
+    table.clock.advance(60_000 * MS)
+    assert table.tell_lookups(events.Overslept(60_000 * MS)) == []
+    assert table.tell_lookups(events.TimePassed()) == []
+    table.clock.advance(500 * MS)
+    assert failed(table.tell_lookups(events.TimePassed())) == "no_ready_worker"
+
+
 def test_their_number_is_bounded_and_without_workers_there_is_no_answer() -> None:
     table = Table("board0", max_lookups=1)
     table.question()
