@@ -142,11 +142,10 @@ class Constraints:
     def _compile(
         self, job: Compiling, tokenizer: PromptTokenizer, prompt: Prompt, constraint: Constraint, done: Done
     ) -> None:
-        job.started = True
         if job.given_up:
             return
         try:
-            matcher = self._matcher_for(tokenizer, constraint)
+            matcher = self._matcher_for(job, tokenizer, constraint)
             if matcher.mask() is None:
                 param = param_of(constraint)
                 raise InvalidValue(f"{param}: nothing satisfies it: {matcher.failure}", param=param)
@@ -157,7 +156,7 @@ class Constraints:
             found, matcher = InternalError(f"the schema could not be compiled: {type(error).__name__}"), None
         done(found, matcher)
 
-    def _matcher_for(self, tokenizer: PromptTokenizer, constraint: Constraint) -> Any:
+    def _matcher_for(self, job: Compiling, tokenizer: PromptTokenizer, constraint: Constraint) -> Any:
         key = _encode(constraint)
         with self._lock:
             if self._tokenizer is not tokenizer:
@@ -166,10 +165,12 @@ class Constraints:
             if (kept := self._compiled.get(key)) is not None:
                 self._compiled.move_to_end(key)
                 self.results["cached"] += 1
+                job.started = True
                 return GrammarMatcher(kept.deep_copy(), len(tokenizer.vocabulary), self._told)
             if self._grammar_tokenizer is None:
                 self._grammar_tokenizer = grammar_tokenizer(tokenizer)
             grammar_tokens = self._grammar_tokenizer
+        job.started = True
         compiled = compile_constraint(constraint, grammar_tokens, self._config)
         with self._lock:
             self.results["compiled"] += 1
@@ -190,12 +191,13 @@ class Compiling:
         self.started = self.given_up = False
 
     def give_up(self) -> CalculetError:
-        """It took too long: its own fault once it was begun, else that of those before it."""
+        """It took too long: its own fault once it was begun, else that of those before it, or of being this model's first."""
         self.given_up = True
         if self.started:
             message = f"compiling the schema takes longer than {self._timeout_ms} ms (constraints.compile_timeout_ms)"
             return Unsupported(message, param=self._param)
-        return OverCapacity(f"others' schemas were compiled for {self._timeout_ms} ms (constraints.compile_timeout_ms)")
+        what = "others' schemas were compiled, or the model's vocabulary was prepared,"
+        return OverCapacity(f"{what} for {self._timeout_ms} ms (constraints.compile_timeout_ms)")
 
 
 # ------------------------------------------------------------------------------------------------ grammars
