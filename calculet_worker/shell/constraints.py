@@ -262,7 +262,7 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer, config: C
         _check_each(constraint, tokenizer, limits)
         grammar = llguidance.LLMatcher.grammar_from_lark(call_grammar(constraint))
     else:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(constraint.schema or {}))
+        grammar = _schema_grammar(constraint.schema or "{}", constraint.param)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise _refused(param_of(constraint), matcher.get_error())
@@ -274,28 +274,36 @@ def _check_sizes(constraint: Constraint, config: ConstraintsConfig) -> None:
     if len(constraint.tools) > config.max_tools:
         message = f"tools: {len(constraint.tools)}, and at most {config.max_tools} may be given (constraints.max_tools)"
         raise InvalidValue(message, param="tools")
-    size = sum(len(msgspec.json.encode(schema)) for schema in _schemas(constraint))
+    size = sum(len(tool.parameters) for tool in constraint.tools) + len(constraint.schema or "")
     if size > config.max_schema_bytes:
         limit = f"{config.max_schema_bytes} (constraints.max_schema_bytes)"
         message = f"{param}: {size} bytes of schemas, and at most {limit} are compiled"
         raise InvalidValue(message, param=param)
 
 
-def _schemas(constraint: Constraint) -> list[Any]:
-    return [tool.parameters for tool in constraint.tools] + ([] if constraint.schema is None else [constraint.schema])
-
-
 def _check_each(constraint: Constraint, tokenizer: LLTokenizer, limits: LLParserLimits) -> None:
     """Find the schema that is wrong while it is still alone: a grammar's error tells only a line."""
     import llguidance
 
-    places = [(tool.parameters, tool.param) for tool in constraint.tools]
-    if constraint.schema is not None:
-        places.append((constraint.schema, constraint.param))
-    for schema, param in places:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema))
+    for tool in constraint.tools:
+        grammar = _schema_grammar(tool.parameters, tool.param, True)
         if error := llguidance.LLMatcher.validate_grammar(grammar, tokenizer, limits=limits):
-            raise _refused(param, error)
+            raise _refused(tool.param, error)
+    if constraint.schema is not None:
+        grammar = _schema_grammar(constraint.schema, constraint.param)
+        if error := llguidance.LLMatcher.validate_grammar(grammar, tokenizer, limits=limits):
+            raise _refused(constraint.param, error)
+
+
+def _schema_grammar(schema: str, param: str, arguments: bool = False) -> str:
+    import llguidance
+
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema, arguments))
+    except RecursionError:
+        raise InvalidValue(f"{param}: nested too deeply", param=param) from None
+    except ValueError as error:
+        raise InvalidValue(f"{param}: {_in_short(str(error))}", param=param) from None
 
 
 def _refused(param: str, error: str) -> CalculetError:

@@ -13,10 +13,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from builders_constraints import Letters, a_tool
+from builders_constraints import Letters, a_constraint, a_tool
 
 from calculet_core.config import ConstraintsConfig
-from calculet_core.requests import Constraint, SamplingParams, StopRules
+from calculet_core.requests import SamplingParams, StopRules
 from calculet_worker.output.sampling import Sampler
 from calculet_worker.shell.constraints import GrammarMatcher, compile_constraint, grammar_tokenizer
 
@@ -66,8 +66,8 @@ def main() -> None:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"vocabulary of {VOCABULARY}: {build:.0f} ms, {grown:.0f} MB, once, with the first schema")
     for name, constraint, text in (
-        ("a schema", Constraint(PERSON), JSON_TEXT),
-        ("tools, in free text", Constraint(tools=(a_tool("get", city={"type": "string"}), a_tool("now"))), FREE_TEXT),
+        ("a schema", a_constraint(PERSON), JSON_TEXT),
+        ("tools, in free text", a_constraint(tools=(a_tool("get", city={"type": "string"}), a_tool("now"))), FREE_TEXT),
     ):
         compiled = compile_constraint(constraint, made[0], config)
         times = [cpu_ms(partial(compile_constraint, constraint, made[0], config)) for _ in range(5)]
