@@ -25,6 +25,7 @@ from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
 from calculet_worker import actions, events
 from calculet_worker.output.sampling import NO_TOKEN, Sampler
 from calculet_worker.output.tools import CallingText
+from calculet_worker.shell import prompts as prompts_module
 from calculet_worker.shell.constraints import Constraints
 from calculet_worker.shell.prompts import Prompts
 from calculet_worker.shell.tokenizing import PromptTokenizer
@@ -352,3 +353,18 @@ async def run_too_slow(tokenizer: Slow) -> None:
 def test_what_is_not_compiled_in_time_is_told_and_dropped(tmp_path: Path) -> None:
     Slow.go.clear()
     asyncio.run(run_too_slow(Slow(a_chat_package(tmp_path))))
+
+
+def test_without_the_library_a_worker_says_so_and_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "AVAILABLE", False)
+
+    async def ask() -> Any:
+        prompts = Prompts(ConstraintsConfig(), lambda event: None, lambda seconds: None)
+        try:
+            return prompts.start(actions.Tokenize(WireKey(1, 1, 1), Prompt(text="hi"), 2, NUMBER), PromptTokenizer(a_chat_package(tmp_path)))
+        finally:
+            prompts.close()
+
+    refused = asyncio.run(ask())
+    assert isinstance(refused, events.TokenizingFailed) and isinstance(refused.error, Unsupported)
+    assert "llguidance is not installed" in refused.error.message and refused.error.param == "response_format"
