@@ -68,16 +68,16 @@ class Prompt(msgspec.Struct, array_like=True, frozen=True):
     token_ids: tuple[int, ...] | None = None
     messages: list[dict[str, Any]] | None = None
     """OpenAI chat messages; the artifact's chat template renders them."""
-    tools: list[dict[str, Any]] | None = None
-    """With messages: the functions that the model is told of, as OpenAI writes them."""
+    tools: list[str] | None = None
+    """With messages: the functions that the model is told of, as OpenAI writes them, each as JSON."""
 
 
 class ToolRule(msgspec.Struct, array_like=True, frozen=True):
     """A function that an answer may call."""
 
     name: str
-    parameters: dict[str, Any]
-    """JSON schema of its arguments, an object."""
+    parameters: str
+    """JSON schema of its arguments, an object. As JSON: MessagePack cannot carry every number that a schema may have."""
     param: str
     """Where the client wrote the schema, for errors."""
 
@@ -85,8 +85,8 @@ class ToolRule(msgspec.Struct, array_like=True, frozen=True):
 class Constraint(msgspec.Struct, array_like=True, frozen=True):
     """What an answer must be, whatever the model would rather say; one of `schema` and `tools` is there, or both."""
 
-    schema: dict[str, Any] | None = None
-    """JSON schema of the whole answer; with `tools` the answer may call instead, unless `required`."""
+    schema: str | None = None
+    """JSON schema of the whole answer, as JSON; with `tools` the answer may call instead, unless `required`."""
     param: str = "response_format"
     """Where the client wrote the schema, for errors."""
     tools: tuple[ToolRule, ...] = ()

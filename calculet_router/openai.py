@@ -279,7 +279,7 @@ def decode_body(decode: Any, body: bytes) -> Any:
 def _invalid(text: str) -> InvalidValue:
     """msgspec's words, with the parameter they are about: "Expected `int` >= 1 - at `$.n`"."""
     message, _, path = text.partition(" - at `")
-    param = path.rstrip("`").removeprefix("$").lstrip(".")
+    param = path.rstrip("`").removeprefix("$").lstrip(".").replace("[...]", "")
     if message.startswith("Object missing required field `"):
         field = message.split("`")[1]
         param = f"{param}.{field}" if param else field

@@ -1,6 +1,7 @@
 """`response_format`, `tools` and `tool_choice`: what an answer must be, as a `Constraint` for the worker.
 
-Schemas are checked where they are compiled, by the worker; here they are taken apart and their places are remembered for errors.
+Schemas are read where they are compiled, by the worker; here they stay as the client wrote them, and their places are remembered
+for errors.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from calculet_core.errors import InvalidValue, Unsupported
+from calculet_core.errors import InvalidJson, InvalidValue, Unsupported
 from calculet_core.requests import Constraint, ToolRule
 
 FunctionName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS = '{"type":"object","properties":{},"additionalProperties":false}'
 """Of a function that names none."""
-ANY_OBJECT: dict[str, Any] = {"type": "object"}
+ANY_OBJECT = '{"type":"object"}'
 """Of `json_object`."""
+_encode = msgspec.json.Encoder().encode
 
 
 class Function(msgspec.Struct):
@@ -25,7 +27,7 @@ class Function(msgspec.Struct):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     """JSON schema of an object."""
     strict: bool | None = None
     """Taken and ignored: arguments always keep to the schema."""
@@ -72,7 +74,7 @@ class JsonSchema(msgspec.Struct):
 
     name: FunctionName
     description: str | None = None
-    schema: dict[str, Any] | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
     """Taken and ignored: the answer always keeps to the schema."""
 
@@ -102,7 +104,7 @@ class ToolCall(msgspec.Struct):
 class Wish(msgspec.Struct, frozen=True):
     """What of it concerns the model (`tools`, for the template) and what the worker."""
 
-    tools: list[dict[str, Any]] | None = None
+    tools: list[str] | None = None
     constraint: Constraint | None = None
 
 
@@ -126,30 +128,33 @@ def wish_of(asked: Any) -> Wish:
     one = isinstance(choice, ToolChoice) and choice.type == "function"
     parallel = asked.parallel_tool_calls is not False and not one
     constraint = Constraint(None if required else schema, param, tuple(rules.values()), required, parallel)
-    return Wish([_told(tool.function) for tool in tools if tool.function.name in rules], constraint)
+    return Wish([_told(tool.function) for tool in tools if tool.function is not None and tool.function.name in rules], constraint)
 
 
-def told_tools(tools: list[Tool]) -> list[dict[str, Any]] | None:
+def told_tools(tools: list[Tool]) -> list[str] | None:
     """Tools as templates are told of them.
 
     Raises:
         CalculetError: InvalidValue or Unsupported with `param` set.
     """
     _rules(tools)
-    return [_told(tool.function) for tool in tools] or None
+    return [_told(tool.function) for tool in tools if tool.function is not None] or None
 
 
-def _schema(form: ResponseFormat | None) -> tuple[dict[str, Any] | None, str]:
+def _schema(form: ResponseFormat | None) -> tuple[str | None, str]:
     if form is None or form.type == "text":
         return None, "response_format"
     if form.type == "json_object":
         return ANY_OBJECT, "response_format"
     if form.type != "json_schema":
         raise InvalidValue("response_format.type: must be text, json_object or json_schema", param="response_format.type")
-    if form.json_schema is None or form.json_schema.schema is None:
-        param = "response_format.json_schema" + ("" if form.json_schema is None else ".schema")
+    if form.json_schema is None:
+        raise InvalidValue("response_format.json_schema is required", param="response_format.json_schema")
+    param = "response_format.json_schema.schema"
+    schema = _object_text(form.json_schema.schema, param)
+    if schema is None:
         raise InvalidValue(f"{param} is required", param=param)
-    return form.json_schema.schema, "response_format.json_schema.schema"
+    return schema, param
 
 
 def _rules(tools: list[Tool]) -> dict[str, ToolRule]:
@@ -160,20 +165,30 @@ def _rules(tools: list[Tool]) -> dict[str, ToolRule]:
             raise Unsupported(f"{where}.type: only functions are supported, not {tool.type!r}", param=f"{where}.type")
         if tool.function is None:
             raise InvalidValue(f"{where}.function is required", param=f"{where}.function")
-        name, parameters = tool.function.name, tool.function.parameters
+        name = tool.function.name
         if name in rules:
             raise InvalidValue(f"{where}.function.name: {name!r} is there twice", param=f"{where}.function.name")
         param = f"{where}.function.parameters"
-        rules[name] = ToolRule(name, _object_schema(parameters, param), param)
+        rules[name] = ToolRule(name, _parameters(tool.function, param), param)
     return rules
 
 
-def _object_schema(parameters: dict[str, Any] | None, param: str) -> dict[str, Any]:
-    if not parameters:
-        return NO_PARAMETERS
-    if parameters.get("type", "object") != "object":
-        raise InvalidValue(f"{param}: its type must be 'object'", param=param)
-    return {"type": "object", **parameters}
+def _parameters(function: Function, param: str) -> str:
+    text = _object_text(function.parameters, param)
+    return NO_PARAMETERS if text is None or not text[1:-1].strip() else text
+
+
+def _object_text(raw: msgspec.Raw, param: str) -> str | None:
+    """JSON of an object as the client wrote it; None where there is none."""
+    try:
+        text = bytes(raw).decode().strip()
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"the body is not valid JSON: {error}") from None
+    if text in ("", "null"):
+        return None
+    if not text.startswith("{"):
+        raise InvalidValue(f"{param}: expected `object`", param=param)
+    return text
 
 
 def _chosen(rules: dict[str, ToolRule], choice: ToolChoice | str | None) -> tuple[dict[str, ToolRule], bool]:
@@ -202,17 +217,17 @@ def _named(names: list[str], rules: dict[str, ToolRule], param: str) -> dict[str
     return {name: rules[name] for name in rules if name in names}
 
 
-def _told(function: Any) -> dict[str, Any]:
-    """As templates are told of it."""
+def _told(function: Function, param: str = "tools") -> str:
+    """As templates are told of it, as JSON."""
     told: dict[str, Any] = {"name": function.name}
     if function.description is not None:
         told["description"] = function.description
-    told["parameters"] = function.parameters or NO_PARAMETERS
-    return {"type": "function", "function": told}
+    told["parameters"] = msgspec.Raw(_parameters(function, param).encode())
+    return _encode({"type": "function", "function": told}).decode()
 
 
 def earlier_calls(where: str, calls: list[ToolCall]) -> list[dict[str, Any]]:
-    """Calls of an earlier answer as templates know them: arguments that are a JSON object as such, others as they are.
+    """Calls of an earlier answer; arguments stay JSON as they came, for the worker to read.
 
     Raises:
         CalculetError: Unsupported with `param` set.
@@ -222,17 +237,6 @@ def earlier_calls(where: str, calls: list[ToolCall]) -> list[dict[str, Any]]:
         if call.type not in (None, "function"):
             message = f"{where}[{index}].type: only functions are supported, not {call.type!r}"
             raise Unsupported(message, param=f"{where}[{index}].type")
-        function = {"name": call.function.name, "arguments": _arguments(call.function.arguments)}
+        function = {"name": call.function.name, "arguments": call.function.arguments}
         found.append({"id": call.id or "", "type": "function", "function": function})
     return found
-
-
-def _arguments(text: str) -> Any:
-    if not text.strip():
-        return {}
-    try:
-        found = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return text
-    return found if isinstance(found, dict) else text
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,9 +35,13 @@ def a_matcher(constraint: Constraint, letters: Letters | None = None, **config: 
     return GrammarMatcher(compiled, len(letters.vocabulary), [0, 0])
 
 
+def a_constraint(schema: dict[str, Any] | None = None, param: str = "response_format", **fields: Any) -> Constraint:
+    return Constraint(None if schema is None else json.dumps(schema), param, **fields)
+
+
 def a_tool(name: str, **properties: Any) -> ToolRule:
     schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-    return ToolRule(name, schema, f"tools[{name}].function.parameters")
+    return ToolRule(name, json.dumps(schema), f"tools[{name}].function.parameters")
 
 
 def takes(matcher: GrammarMatcher, text: str) -> bool:

@@ -69,7 +69,12 @@ class WorkerLink:
         outbox, self._outbox = self._outbox, []
         send, encode = self._link.send, wire.encode
         for message in outbox:
-            if not send(encode(message)) and (unsent := unsent_event(self.board, self.epoch, message)) is not None:
+            try:
+                frames = encode(message)
+            except (TypeError, ValueError, OverflowError, RecursionError):  # a bug: it must not take the others with it
+                log.exception("board %s: a message cannot be written", self.board)
+                frames = None
+            if (frames is None or not send(frames)) and (unsent := unsent_event(self.board, self.epoch, message)) is not None:
                 self._feed(unsent)
 
     def renew(self) -> None:

@@ -43,16 +43,25 @@ def call_grammar(constraint: Constraint) -> str:
 
 
 def _call(place: int, tool: ToolRule) -> str:
-    return f"call{place}: {_text(HEAD + tool.name + MIDDLE)} %json {schema_text(tool.parameters)}"
+    return f"call{place}: {_text(HEAD + tool.name + MIDDLE)} %json {schema_text(tool.parameters, arguments=True)}"
 
 
 def _text(text: str) -> str:
     return json.dumps(text)
 
 
-def schema_text(schema: dict[str, Any]) -> str:
-    """The schema as it is compiled, with how JSON is written."""
-    return json.dumps({**plain_schema(schema), "x-guidance": JSON_FORM})
+def schema_text(schema: str, arguments: bool = False) -> str:
+    """The schema as it is compiled, with how JSON is written; `arguments`: it is about an object.
+
+    Raises:
+        ValueError: it is no JSON that can be read, no object, or not about an object though it must be.
+    """
+    found = json.loads(schema)
+    if not isinstance(found, dict):
+        raise ValueError("a schema must be an object")
+    if arguments and found.setdefault("type", "object") != "object":
+        raise ValueError("its type must be 'object'")
+    return json.dumps({**plain_schema(found), "x-guidance": JSON_FORM})
 
 
 def plain_schema(schema: dict[str, Any]) -> dict[str, Any]:

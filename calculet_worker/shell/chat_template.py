@@ -62,20 +62,20 @@ class ChatTemplate:
         """It renders tools and calls itself, in our form."""
         self._has_system: bool | None = None
 
-    def render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[str]:
-        """The prompt's text, in the pieces that are to be encoded each for itself.
+    def render(self, messages: list[dict[str, Any]], tools: list[str] | None) -> list[str]:
+        """The prompt's text, in the pieces that are to be encoded each for itself; `tools` as JSON.
 
         Raises:
             InvalidValue: the template refuses the messages, or there is too much text.
             Unsupported: content that is not text.
         """
         plain = [_plain(index, message) for index, message in enumerate(messages)]
-        more: dict[str, Any] = {}
+        told, more = _read_tools(tools or []), dict[str, Any]()
         if self.knows_tools:
-            if tools:
-                more["tools"] = [self._shield(tool) for tool in tools]
-        elif tools or any(message["role"] == "tool" or "tool_calls" in message for message in plain):
-            plain = self._without_tools(plain, tools or [])
+            if told:
+                more["tools"] = [self._shield(tool) for tool in told]
+        elif told or any(message["role"] == "tool" or "tool_calls" in message for message in plain):
+            plain = self._without_tools(plain, told)
         return self._generate([self._shield(message) for message in plain], more).split(CUT)
 
     def _generate(self, messages: list[dict[str, Any]], more: dict[str, Any]) -> str:
@@ -131,13 +131,22 @@ class ChatTemplate:
         return self._has_system
 
 
+def _read_tools(tools: list[str]) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(tool) for tool in tools]
+    except (ValueError, RecursionError) as error:
+        raise InvalidValue(f"tools: {error}", param="tools") from None
+
+
 def _call_text(function: dict[str, Any]) -> str:
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"{OPEN}\n{_to_json(call)}\n{CLOSE}"
 
 
 def _plain(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined by line ends, and with "" for an absent content."""
+    """The message with its text parts joined by line ends, with "" for an absent content, and with calls' arguments read."""
+    if calls := message.get("tool_calls"):
+        message = {**message, "tool_calls": [_with_arguments(call) for call in calls]}
     content = message.get("content")
     if content is None:
         return {**message, "content": ""}
@@ -153,6 +162,17 @@ def _plain(index: int, message: dict[str, Any]) -> dict[str, Any]:
             raise InvalidValue(f"{where}.text: expected a string", param="messages")
         texts.append(part["text"])
     return {**message, "content": "\n".join(texts)}
+
+
+def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that are JSON of an object as such, as templates expect them; others, a call that was cut, as they are."""
+    function = call["function"]
+    text, found = function["arguments"], None
+    try:
+        found = json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        pass
+    return {**call, "function": {**function, "arguments": found if isinstance(found, dict) else text}}
 
 
 def any_of(names: Mapping[str, int]) -> re.Pattern[str] | None:

@@ -142,11 +142,10 @@ class Constraints:
     def _compile(
         self, job: Compiling, tokenizer: PromptTokenizer, prompt: Prompt, constraint: Constraint, done: Done
     ) -> None:
-        job.started = True
         if job.given_up:
             return
         try:
-            matcher = self._matcher_for(tokenizer, constraint)
+            matcher = self._matcher_for(job, tokenizer, constraint)
             if matcher.mask() is None:
                 param = param_of(constraint)
                 raise InvalidValue(f"{param}: nothing satisfies it: {matcher.failure}", param=param)
@@ -157,7 +156,7 @@ class Constraints:
             found, matcher = InternalError(f"the schema could not be compiled: {type(error).__name__}"), None
         done(found, matcher)
 
-    def _matcher_for(self, tokenizer: PromptTokenizer, constraint: Constraint) -> Any:
+    def _matcher_for(self, job: Compiling, tokenizer: PromptTokenizer, constraint: Constraint) -> Any:
         key = _encode(constraint)
         with self._lock:
             if self._tokenizer is not tokenizer:
@@ -166,10 +165,12 @@ class Constraints:
             if (kept := self._compiled.get(key)) is not None:
                 self._compiled.move_to_end(key)
                 self.results["cached"] += 1
+                job.started = True
                 return GrammarMatcher(kept.deep_copy(), len(tokenizer.vocabulary), self._told)
             if self._grammar_tokenizer is None:
                 self._grammar_tokenizer = grammar_tokenizer(tokenizer)
             grammar_tokens = self._grammar_tokenizer
+        job.started = True
         compiled = compile_constraint(constraint, grammar_tokens, self._config)
         with self._lock:
             self.results["compiled"] += 1
@@ -190,12 +191,13 @@ class Compiling:
         self.started = self.given_up = False
 
     def give_up(self) -> CalculetError:
-        """It took too long: its own fault once it was begun, else that of those before it."""
+        """It took too long: its own fault once it was begun, else that of those before it, or of being this model's first."""
         self.given_up = True
         if self.started:
             message = f"compiling the schema takes longer than {self._timeout_ms} ms (constraints.compile_timeout_ms)"
             return Unsupported(message, param=self._param)
-        return OverCapacity(f"others' schemas were compiled for {self._timeout_ms} ms (constraints.compile_timeout_ms)")
+        what = "others' schemas were compiled, or the model's vocabulary was prepared,"
+        return OverCapacity(f"{what} for {self._timeout_ms} ms (constraints.compile_timeout_ms)")
 
 
 # ------------------------------------------------------------------------------------------------ grammars
@@ -260,7 +262,7 @@ def compile_constraint(constraint: Constraint, tokenizer: LLTokenizer, config: C
         _check_each(constraint, tokenizer, limits)
         grammar = llguidance.LLMatcher.grammar_from_lark(call_grammar(constraint))
     else:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(constraint.schema or {}))
+        grammar = _schema_grammar(constraint.schema or "{}", constraint.param)
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
         raise _refused(param_of(constraint), matcher.get_error())
@@ -272,28 +274,36 @@ def _check_sizes(constraint: Constraint, config: ConstraintsConfig) -> None:
     if len(constraint.tools) > config.max_tools:
         message = f"tools: {len(constraint.tools)}, and at most {config.max_tools} may be given (constraints.max_tools)"
         raise InvalidValue(message, param="tools")
-    size = sum(len(msgspec.json.encode(schema)) for schema in _schemas(constraint))
+    size = sum(len(tool.parameters) for tool in constraint.tools) + len(constraint.schema or "")
     if size > config.max_schema_bytes:
         limit = f"{config.max_schema_bytes} (constraints.max_schema_bytes)"
         message = f"{param}: {size} bytes of schemas, and at most {limit} are compiled"
         raise InvalidValue(message, param=param)
 
 
-def _schemas(constraint: Constraint) -> list[Any]:
-    return [tool.parameters for tool in constraint.tools] + ([] if constraint.schema is None else [constraint.schema])
-
-
 def _check_each(constraint: Constraint, tokenizer: LLTokenizer, limits: LLParserLimits) -> None:
     """Find the schema that is wrong while it is still alone: a grammar's error tells only a line."""
     import llguidance
 
-    places = [(tool.parameters, tool.param) for tool in constraint.tools]
-    if constraint.schema is not None:
-        places.append((constraint.schema, constraint.param))
-    for schema, param in places:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema))
+    for tool in constraint.tools:
+        grammar = _schema_grammar(tool.parameters, tool.param, True)
         if error := llguidance.LLMatcher.validate_grammar(grammar, tokenizer, limits=limits):
-            raise _refused(param, error)
+            raise _refused(tool.param, error)
+    if constraint.schema is not None:
+        grammar = _schema_grammar(constraint.schema, constraint.param)
+        if error := llguidance.LLMatcher.validate_grammar(grammar, tokenizer, limits=limits):
+            raise _refused(constraint.param, error)
+
+
+def _schema_grammar(schema: str, param: str, arguments: bool = False) -> str:
+    import llguidance
+
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(schema_text(schema, arguments))
+    except RecursionError:
+        raise InvalidValue(f"{param}: nested too deeply", param=param) from None
+    except ValueError as error:
+        raise InvalidValue(f"{param}: {_in_short(str(error))}", param=param) from None
 
 
 def _refused(param: str, error: str) -> CalculetError:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders_constraints import BYTES, BYTES_EOS, Letters, a_matcher, a_tool, may_end, takes
+from builders_constraints import BYTES, BYTES_EOS, Letters, a_constraint, a_matcher, a_tool, may_end, takes
 from builders_engine import EOS, VOCABULARY, Driver, a_manifest
 from builders_worker import a_chat_package
 from hypothesis import given, settings
@@ -25,11 +25,12 @@ from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
 from calculet_worker import actions, events
 from calculet_worker.output.sampling import NO_TOKEN, Sampler
 from calculet_worker.output.tools import CallingText
+from calculet_worker.shell import prompts as prompts_module
 from calculet_worker.shell.constraints import Constraints
 from calculet_worker.shell.prompts import Prompts
 from calculet_worker.shell.tokenizing import PromptTokenizer
 
-NUMBER = Constraint({"type": "integer", "minimum": 100, "maximum": 999})
+NUMBER = a_constraint({"type": "integer", "minimum": 100, "maximum": 999})
 PERSON: dict[str, Any] = {
     "type": "object", "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "minimum": 0, "maximum": 120}},
     "required": ["name", "age"], "additionalProperties": False,
@@ -38,15 +39,15 @@ PERSON: dict[str, Any] = {
 
 # ---------------------------------------------------------------- grammars
 def test_json_is_written_one_way_and_ends_with_its_last_character() -> None:
-    matcher = a_matcher(Constraint(PERSON))
+    matcher = a_matcher(a_constraint(PERSON))
     assert takes(matcher, '{"name": "Zoë", "age": 7') and not matcher.complete
     assert takes(matcher, "}") and matcher.complete
     for wrong in ('{"name":"', '{ "name"', '{"age"', '{"name": "x", "age": 121', '{"name": "x", "age": 7, '):
-        assert not takes(a_matcher(Constraint(PERSON)), wrong), wrong
+        assert not takes(a_matcher(a_constraint(PERSON)), wrong), wrong
 
 
 def test_control_tokens_are_part_of_no_answer() -> None:
-    mask = a_matcher(Constraint({"type": "string"})).mask()
+    mask = a_matcher(a_constraint({"type": "string"})).mask()
     assert mask is not None and mask.dtype == np.float32 and np.isneginf(mask[[256, 257]]).all() and mask[ord('"')] == 0
 
 
@@ -58,26 +59,26 @@ PAIR = (a_tool("get", n={"enum": [1, 2]}), a_tool("now"))
 
 
 def test_a_required_call_is_nothing_else() -> None:
-    wanted = Constraint(tools=PAIR, required=True)
+    wanted = a_constraint(tools=PAIR, required=True)
     assert not takes(a_matcher(wanted), "Hello") and not takes(a_matcher(wanted), '<tool_call>\n{"name": "put')
     assert not takes(a_matcher(wanted), '<tool_call>\n{"name": "get", "arguments": {"n": 3')
     matcher = a_matcher(wanted)
     assert takes(matcher, call("get", '{"n": 2}')) and may_end(matcher)
     assert takes(matcher, "\n" + call("now", "{}")) and may_end(matcher)
     assert not takes(matcher, "\nand")
-    alone = a_matcher(Constraint(tools=PAIR, required=True, parallel=False))
+    alone = a_matcher(a_constraint(tools=PAIR, required=True, parallel=False))
     assert takes(alone, call("now", "{}")) and alone.complete
 
 
 def test_a_call_that_is_not_required_may_follow_text_or_never_come() -> None:
-    matcher = a_matcher(Constraint(tools=PAIR))
+    matcher = a_matcher(a_constraint(tools=PAIR))
     assert may_end(matcher) and takes(matcher, "It is <tool, then\nquiet. ") and may_end(matcher)
     assert takes(matcher, call("now", "{}")) and may_end(matcher)
-    assert not takes(a_matcher(Constraint(tools=PAIR)), "x<tool_call> not a call")
+    assert not takes(a_matcher(a_constraint(tools=PAIR)), "x<tool_call> not a call")
 
 
 def test_with_a_schema_and_tools_an_answer_is_either() -> None:
-    both = Constraint(PERSON, tools=PAIR)
+    both = a_constraint(PERSON, tools=PAIR)
     assert takes(a_matcher(both), '{"name": "x", "age": 1}') and takes(a_matcher(both), call("now", "{}"))
     assert not takes(a_matcher(both), "Hello")
 
@@ -90,7 +91,7 @@ def test_with_a_schema_and_tools_an_answer_is_either() -> None:
         ({"$ref": "#/$defs/nobody"}, InvalidValue, "nobody"),
         ({"$ref": "http://127.0.0.1:1/schema"}, InvalidValue, "retriev"),
         ({"type": "string", "pattern": "("}, InvalidValue, "unclosed group"),
-        ({"type": "integer", "minimum": 5, "maximum": 3}, InvalidValue, "minimum"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, InvalidValue, "nsatisfiable"),
         ({"not": {"type": "string"}}, Unsupported, "not"),
         ({"type": "array", "uniqueItems": True}, Unsupported, "uniqueItems"),
         ({"enum": ["x" * 2000]}, InvalidValue, "max_schema_bytes"),
@@ -98,8 +99,8 @@ def test_with_a_schema_and_tools_an_answer_is_either() -> None:
 )
 def test_a_schema_that_cannot_be_kept_to_is_refused_by_its_place(schema: dict[str, Any], kind: type[CalculetError], words: str) -> None:
     for constraint, param in (
-        (Constraint(schema, "response_format.json_schema.schema"), "response_format.json_schema.schema"),
-        (Constraint(tools=(*PAIR, ToolRule("bad", schema, "tools[2].function.parameters"))), "tools[2].function.parameters"),
+        (a_constraint(schema, "response_format.json_schema.schema"), "response_format.json_schema.schema"),
+        (a_constraint(tools=(*PAIR, ToolRule("bad", json.dumps({"properties": {"x": schema}, "required": ["x"]}), "tools[2].function.parameters"))), "tools[2].function.parameters"),
     ):
         with pytest.raises(kind) as caught:
             a_matcher(constraint, max_schema_bytes=1000)
@@ -108,38 +109,48 @@ def test_a_schema_that_cannot_be_kept_to_is_refused_by_its_place(schema: dict[st
         assert caught.value.param == param or "max_schema_bytes" in words
 
 
+@pytest.mark.parametrize("schema", ["[1]", '{"n": ' + "1" * 6000 + "}", '{"items":' * 5000 + "{}" + "}" * 5000, '{"type": "string"}'])
+def test_a_schema_that_cannot_even_be_read_is_its_requests_error(schema: str) -> None:
+    for constraint in (Constraint(schema), Constraint(tools=(ToolRule("bad", schema, "tools[0].function.parameters"),))):
+        if constraint.schema == '{"type": "string"}':
+            continue  # of arguments it is wrong
+        with pytest.raises(InvalidValue) as caught:
+            a_matcher(constraint)
+        assert caught.value.param == ("response_format" if constraint.schema else "tools[0].function.parameters")
+
+
 def test_formats_that_nobody_knows_are_remarks_and_options_of_the_library_are_not_for_clients() -> None:
     schema = {"type": "object", "properties": {"format": {"type": "string", "format": "password", "maxLength": 2}}, "required": ["format"]}
-    assert takes(a_matcher(Constraint(schema)), '{"format": "ab"')
+    assert takes(a_matcher(a_constraint(schema)), '{"format": "ab"')
     dated = {"type": "string", "format": "date"}
-    assert takes(a_matcher(Constraint(dated)), '"2026-01-31"') and not takes(a_matcher(Constraint(dated)), '"yesterday"')
+    assert takes(a_matcher(a_constraint(dated)), '"2026-01-31"') and not takes(a_matcher(a_constraint(dated)), '"yesterday"')
     with pytest.raises(Unsupported):
-        a_matcher(Constraint({"not": {"type": "string"}, "x-guidance": {"lenient": True}}))
+        a_matcher(a_constraint({"not": {"type": "string"}, "x-guidance": {"lenient": True}}))
 
 
 def test_objects_that_name_their_properties_get_no_others_unless_schemas_are_joined() -> None:
     flag = {"type": "boolean"}
     named: dict[str, Any] = {"type": "object", "properties": {"a": flag, "properties": {"type": "object", "properties": {"b": flag}}}}
     more = '{"a": true, "z"'
-    assert not takes(a_matcher(Constraint(named)), more) and not takes(a_matcher(Constraint(named)), '{"properties": {"z"')
-    assert takes(a_matcher(Constraint({**named, "additionalProperties": True})), more)
-    assert takes(a_matcher(Constraint({"type": "object"})), '{"z"'), "nothing is named"
+    assert not takes(a_matcher(a_constraint(named)), more) and not takes(a_matcher(a_constraint(named)), '{"properties": {"z"')
+    assert takes(a_matcher(a_constraint({**named, "additionalProperties": True})), more)
+    assert takes(a_matcher(a_constraint({"type": "object"})), '{"z"'), "nothing is named"
     joined = {"type": "object", "allOf": [{"properties": {"a": flag}}, {"properties": {"z": flag}}]}
-    assert takes(a_matcher(Constraint(joined)), '{"a": true, "z": false}')
+    assert takes(a_matcher(a_constraint(joined)), '{"a": true, "z": false}')
     either = {"type": "object", "properties": {"a": flag}, "anyOf": [{"properties": {"z": flag}, "required": ["z"]}]}
-    assert takes(a_matcher(Constraint(either)), '{"a": true, "z": false}')
+    assert takes(a_matcher(a_constraint(either)), '{"a": true, "z": false}')
     told = {"enum": [{"properties": {"a": 1}, "format": "x"}]}
-    assert takes(a_matcher(Constraint(told)), '{"properties": {"a": 1}, "format": "x"}'), "values are data"
+    assert takes(a_matcher(a_constraint(told)), '{"properties": {"a": 1}, "format": "x"}'), "values are data"
     odd = {"type": "object", "properties": {"default": {"type": "string", "format": "odd", "maxLength": 1}, "enum": flag}, "required": ["default"]}
-    assert takes(a_matcher(Constraint(odd)), '{"default": "x", "enum": true}')
+    assert takes(a_matcher(a_constraint(odd)), '{"default": "x", "enum": true}')
 
 
 def test_limits_of_work_are_the_request_s_error() -> None:
     patterns = {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": f"(a|b|c{n}){{1,500}}x"} for n in range(40)}}
     with pytest.raises(Unsupported, match="compile_fuel"):
-        a_matcher(Constraint(patterns), compile_fuel=1)
+        a_matcher(a_constraint(patterns), compile_fuel=1)
     with pytest.raises(InvalidValue, match="max_tools"):
-        a_matcher(Constraint(tools=PAIR), max_tools=1)
+        a_matcher(a_constraint(tools=PAIR), max_tools=1)
 
 
 def test_a_model_without_an_end_cannot_keep_to_a_schema() -> None:
@@ -170,7 +181,7 @@ def a_sampler(constraint: Constraint, stop: StopRules = StopRules(), **params: A
 def test_whatever_the_logits_the_answer_keeps_to_the_schema(seed: int, temperature: float, top_p: float) -> None:
     row = np.random.default_rng(seed).normal(0, 5, len(BYTES)).astype(np.float32)
     before = row.copy()
-    sampler = a_sampler(Constraint(PERSON), temperature=temperature, top_p=top_p, seed=seed, frequency_penalty=0.5, top_k=5)
+    sampler = a_sampler(a_constraint(PERSON), temperature=temperature, top_p=top_p, seed=seed, frequency_penalty=0.5, top_k=5)
     found = json.loads(draw_all(sampler, row, BYTES))
     assert set(found) == {"name", "age"} and len(found["name"]) <= 9 and 0 <= found["age"] <= 120
     assert (row == before).all(), "the row belongs to the device"
@@ -182,7 +193,7 @@ def test_bans_and_biases_do_not_outweigh_the_schema() -> None:
     bias = dict.fromkeys(b"0123456789", -100.0)
     sampler = a_sampler(NUMBER, StopRules(ignore_eos=True, min_tokens=50, token_ids=(BYTES_EOS,)), temperature=0.0, logit_bias=bias)
     assert 100 <= int(draw_all(sampler, row, BYTES)) <= 999, "EOS is not allowed before, and the end is the schema's"
-    pair = a_sampler(Constraint(tools=PAIR), StopRules(min_tokens=5), temperature=0.0)
+    pair = a_sampler(a_constraint(tools=PAIR), StopRules(min_tokens=5), temperature=0.0)
     assert pair.draw(row, BYTES).token_id != BYTES_EOS, "where text may go on, min_tokens holds"
 
 
@@ -213,7 +224,7 @@ def test_lanes_with_and_without_a_schema_share_their_steps() -> None:
 
 def test_a_dead_end_is_an_error_and_no_garbage() -> None:
     driver = Constrained().ready()
-    told = driver.submit(1, [1, 2, 3], 9, constraint=Constraint({"type": "boolean"}))
+    told = driver.submit(1, [1, 2, 3], 9, constraint=a_constraint({"type": "boolean"}))
     other = driver.submit(2, [2, 2, 3], 9)
     driver.until(lambda: told.ended and other.ended)
     error = told.last.error
@@ -228,7 +239,7 @@ def test_a_dead_end_is_an_error_and_no_garbage() -> None:
 
 def test_a_dead_end_at_the_first_token_frees_its_lane() -> None:
     driver = Constrained().ready()
-    told = driver.submit(1, [1, 2, 3], 9, constraint=Constraint({"enum": ["x"]}))
+    told = driver.submit(1, [1, 2, 3], 9, constraint=a_constraint({"enum": ["x"]}))
     driver.until(lambda: told.ended)
     assert told.error == "constraint_failed" and told.text == ""
     driver.run(2 * S)
@@ -237,7 +248,7 @@ def test_a_dead_end_at_the_first_token_frees_its_lane() -> None:
 
 def test_a_step_that_takes_too_much_work_ends_its_answer_by_the_limits_name() -> None:
     schema = {"type": "string", "pattern": "^(" + "|".join(f"[a-z]{{1,40}}{n}[0-9]{{1,40}}" for n in range(60)) + ")$"}
-    matcher = a_matcher(Constraint(schema), step_fuel=50)
+    matcher = a_matcher(a_constraint(schema), step_fuel=50)
     for byte in b'"abcdefghij':
         if matcher.mask() is None:
             break
@@ -279,10 +290,10 @@ def test_a_schema_is_compiled_once_and_each_answer_has_its_own_way_through_it(tm
         assert takes(second, "345") and second.complete and takes(first, "9")
         assert (constraints.results["compiled"], constraints.results["cached"], constraints.cached) == (1, 1, 1)
         for maximum in (5, 6, 7):
-            compiled(constraints, tokenizer, Constraint({"type": "integer", "maximum": maximum}))
+            compiled(constraints, tokenizer, a_constraint({"type": "integer", "maximum": maximum}))
         assert constraints.cached == 2
         for schema in ({"type": "nothing"}, {"$ref": "#"}):
-            error, matcher = compiled(constraints, tokenizer, Constraint(schema))
+            error, matcher = compiled(constraints, tokenizer, a_constraint(schema))
             assert isinstance(error, InvalidValue) and matcher is None and error.param == "response_format"
         assert constraints.masks > 0 and constraints.mask_ns > 0
         other = PromptTokenizer(a_chat_package(tmp_path))
@@ -342,3 +353,18 @@ async def run_too_slow(tokenizer: Slow) -> None:
 def test_what_is_not_compiled_in_time_is_told_and_dropped(tmp_path: Path) -> None:
     Slow.go.clear()
     asyncio.run(run_too_slow(Slow(a_chat_package(tmp_path))))
+
+
+def test_without_the_library_a_worker_says_so_and_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_module, "AVAILABLE", False)
+
+    async def ask() -> Any:
+        prompts = Prompts(ConstraintsConfig(), lambda event: None, lambda seconds: None)
+        try:
+            return prompts.start(actions.Tokenize(WireKey(1, 1, 1), Prompt(text="hi"), 2, NUMBER), PromptTokenizer(a_chat_package(tmp_path)))
+        finally:
+            prompts.close()
+
+    refused = asyncio.run(ask())
+    assert isinstance(refused, events.TokenizingFailed) and isinstance(refused.error, Unsupported)
+    assert "llguidance is not installed" in refused.error.message and refused.error.param == "response_format"

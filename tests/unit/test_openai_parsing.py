@@ -144,6 +144,10 @@ def test_what_would_change_the_answer_is_refused_by_name(name: str) -> None:
         assert parse_chat(chat(**{name: harmless})) == parse_chat(chat())
 
 
+def test_a_value_in_a_mapping_names_the_mapping() -> None:
+    assert refused(chat(logit_bias={"5": None})).param == "logit_bias"
+
+
 def test_best_of_above_n_needs_a_fork_that_nobody_has() -> None:
     assert type(refused(text(best_of=3), parse_text)) is Unsupported
     assert type(refused(text(best_of=1, n=2), parse_text)) is InvalidValue

@@ -127,3 +127,18 @@ def test_the_exposure_is_at_most_two(name: str, units_for_this_machine: Path, tm
     unit.write_text(text_of(name))
     done = subprocess.run([analyze(), "security", "--offline=true", "--threshold=20", str(unit)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout[-300:] + done.stderr
+
+
+def test_workers_may_use_the_network_only_where_a_board_listens_on_it() -> None:
+    def families(board: str) -> str:
+        fleet = parse_fleet(
+            b"{schema: calculet-fleet/v1, run_dir: /run/c, state_dir: /var/lib/c, log_dir: /var/log/c, models: [{alias: a, package: /p}],"
+            b" boards: [{name: b, device: sim%b}]}" % board.encode(), CONFIG,
+        )  # fmt: skip
+        files = render(read_templates(), plan_installation("/opt/calculet", CONFIG, fleet, "npu", "npu"))
+        parser = configparser.ConfigParser(strict=False, interpolation=None, allow_no_value=True)
+        parser.read_string(files["/etc/systemd/system/calculet-worker@.service"])
+        return parser["Service"]["RestrictAddressFamilies"]
+
+    assert families("") == "AF_UNIX"
+    assert families(", listen: '10.0.0.5:7001'") == "AF_UNIX AF_INET AF_INET6"

@@ -13,6 +13,7 @@ from builders_worker import TEMPLATE, a_chat_package
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calculet_core import wire
 from calculet_core.errors import CalculetError, InvalidValue, Unsupported
 from calculet_core.requests import Constraint, Prompt
 from calculet_core.wire import Piece, ToolCallPart, Usage
@@ -35,6 +36,10 @@ def constraint(**fields: Any) -> Constraint:
     return found
 
 
+BIG = f'{{"n": {10**40}}}'
+"""Arguments with a number that MessagePack does not know."""
+
+
 # ---------------------------------------------------------------- parsing
 def test_a_request_without_any_of_it_has_no_constraint_and_no_tools() -> None:
     for call in (a_chat(), a_chat(tools=[], tool_choice="auto", response_format={"type": "text"}, parallel_tool_calls=True), a_chat(tools=None)):
@@ -42,9 +47,9 @@ def test_a_request_without_any_of_it_has_no_constraint_and_no_tools() -> None:
 
 
 def test_a_response_format_is_a_schema() -> None:
-    assert constraint(response_format={"type": "json_object"}).schema == {"type": "object"}
+    assert constraint(response_format={"type": "json_object"}).schema == '{"type":"object"}'
     form = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": {"type": "integer"}}}
-    assert constraint(response_format=form) == Constraint({"type": "integer"}, "response_format.json_schema.schema")
+    assert constraint(response_format=form) == Constraint('{"type": "integer"}', "response_format.json_schema.schema")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_tool_choice_says_which_and_whether(choice: Any, names: tuple[str, ...],
     assert call.constraint is not None
     assert tuple(rule.name for rule in call.constraint.tools) == names
     assert (call.constraint.required, call.constraint.parallel) == (required, parallel)
-    assert [tool["function"]["name"] for tool in call.prompts[0].tools or ()] == list(names)
+    assert [json.loads(tool)["function"]["name"] for tool in call.prompts[0].tools or ()] == list(names)
 
 
 def test_none_tells_the_model_nothing_and_parallel_may_be_forbidden() -> None:
@@ -76,8 +81,9 @@ def test_none_tells_the_model_nothing_and_parallel_may_be_forbidden() -> None:
 
 def test_arguments_are_objects_and_nothing_where_no_parameters_are_named() -> None:
     weather, now = constraint(tools=TOOLS).tools
-    assert weather.parameters["type"] == "object" and weather.param == "tools[0].function.parameters"
-    assert now.parameters == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert json.loads(weather.parameters) == WEATHER["function"]["parameters"] and weather.param == "tools[0].function.parameters"  # type: ignore[index]
+    assert json.loads(now.parameters) == {"type": "object", "properties": {}, "additionalProperties": False}
+    assert constraint(tools=[{"type": "function", "function": {"name": "now", "parameters": {}}}]).tools[0].parameters == now.parameters
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_arguments_are_objects_and_nothing_where_no_parameters_are_named() -> No
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", InvalidValue),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", InvalidValue),
         ({"tools": [NOW, NOW]}, "tools[1].function.name", InvalidValue),
-        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "string"}}}]}, "tools[0].function.parameters", InvalidValue),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": ["x"]}}]}, "tools[0].function.parameters", InvalidValue),
         ({"tools": "all"}, "tools", InvalidValue),
         ({"tool_choice": "required"}, "tool_choice", InvalidValue),
         ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", InvalidValue),
@@ -130,17 +136,34 @@ def conversation(arguments: str = '{"city": "Oslo"}') -> list[dict[str, Any]]:
 
 def test_earlier_calls_and_results_reach_the_template() -> None:
     _, asked, answered, _ = a_chat(messages=conversation()).prompts[0].messages or []
-    assert asked["content"] == "" and asked["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Oslo"}}
+    assert asked["content"] == "" and asked["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Oslo"}'}
     assert answered == {"role": "tool", "tool_call_id": "call_1", "content": "rain"}
-    for arguments, found in (("", {}), ('{"city": "Os', '{"city": "Os'), ("[1]", "[1]")):
-        messages = a_chat(messages=conversation(arguments)).prompts[0].messages or []
-        assert messages[1]["tool_calls"][0]["function"]["arguments"] == found, "a call that was cut does not end the conversation"
     with pytest.raises(Unsupported) as caught:
         a_chat(messages=[{"role": "assistant", "tool_calls": calls_of("{}", type="custom")}])
     assert caught.value.param == "messages[0].tool_calls[0].type"
 
 
 # ---------------------------------------------------------------- what models are told
+def test_arguments_are_read_where_the_template_is_and_a_cut_call_does_not_end_the_conversation(tmp_path: Path) -> None:
+    for arguments, shown in (
+        ("", "{}"), ('{"city": "Os', json.dumps('{"city": "Os')), ("[1]", '"[1]"'), (BIG, BIG),
+        ("[" * 100_000, json.dumps("[" * 100_000)),
+    ):  # fmt: skip
+        text = rendered(tmp_path, TEMPLATE, a_chat(messages=conversation(arguments)).prompts[0])
+        assert f'{{"name": "weather", "arguments": {shown}}}' in text
+
+
+def test_whatever_json_may_hold_reaches_the_worker(tmp_path: Path) -> None:
+    schema = {"const": 10**40, "deep": None}
+    for _ in range(400):
+        schema = {"items": schema}  # type: ignore[dict-item]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": schema}}}}
+    call = a_chat(tools=[tool], messages=conversation(BIG))
+    submit = wire.Submit(1, 1, 1, 1, "d", "a", "t", 1.0, call.prompts[0], None, call.sampling, call.stop, 0, False, 0, constraint=call.constraint)
+    assert wire.decode(*wire.encode(submit)) == submit
+    assert str(10**40) in rendered(tmp_path, TEMPLATE, call.prompts[0])
+
+
 def rendered(tmp_path: Path, template: str, prompt: Prompt) -> str:
     tokenizer = PromptTokenizer(a_chat_package(tmp_path, template))
     ids = tokenizer.encode(prompt)
