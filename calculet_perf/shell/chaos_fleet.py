@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from calculet_core.chaos import AnyFault
-from calculet_core.history import CHAOS_FIRED, CHAOS_HEALED, Event
+from calculet_core.clock import S
+from calculet_core.history import CHAOS_FIRED, CHAOS_HEALED, Budgets, Event
 from calculet_core.shell.control_client import ControlError, SupervisorUnreachable, call
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Tail
@@ -29,7 +30,7 @@ class ChaosFleet:
     """One fleet. `events` are what its journals have got since this was made, in the order in which they were read."""
 
     def __init__(self, fleet: Fleet, model: str) -> None:
-        self._fleet, self.config = fleet, fleet.config
+        self._fleet = fleet
         self.boards = next(
             model_.boards or tuple(board.name for board in fleet.config.boards)
             for model_ in fleet.config.models if model_.alias == model
@@ -94,6 +95,13 @@ class ChaosFleet:
 
     def _paths(self) -> list[Path]:
         return sorted(self._fleet.log_dir.glob("*.jsonl"))
+
+    def budgets(self) -> Budgets:
+        """What the history is held to: the largest of what the boards may, where scheduler files say something of their own."""
+        config, restart = self._fleet.config, self._fleet.config.supervision.restart
+        own = [scheduler.recovery for one in config.models if (scheduler := self._fleet.scheduler_of(one.alias)) is not None]
+        resets = max([one.max_resets_per_10min for one in (config.recovery, *own)])
+        return Budgets(resets, restarts=restart.max_restarts, restart_window_ns=int(restart.window_s * S))
 
     # ---------------------------------------------------------------- ordering
     async def order(self, name: str, fault: AnyFault, board: str | None) -> int:

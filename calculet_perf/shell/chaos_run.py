@@ -15,9 +15,7 @@ from functools import partial
 from typing import Any
 
 from calculet_core.chaos import KillRouter, KillSupervisor, KillWorker, StealLock, lasts_s, needs_board, words
-from calculet_core.clock import S
-from calculet_core.config import FleetConfig
-from calculet_core.history import FLEET_RESET_GRANTED, FLEET_WORKER_STARTED, Budgets
+from calculet_core.history import FLEET_RESET_GRANTED, FLEET_WORKER_STARTED
 from calculet_core.shell.control_client import ControlError
 from calculet_perf.chaos import (
     Act,
@@ -47,7 +45,6 @@ SPARE_RESTARTS = 2
 """A board is spared when its budget has fewer: chaos shall not end in a budget that is spent by design."""
 KILLS = KillWorker | KillRouter | KillSupervisor | StealLock
 RESTED_S, ACCOUNTED_S = 60.0, 30.0
-BEFORE_NS = 2 * S
 Say = Callable[[str], None]
 
 
@@ -233,7 +230,7 @@ class ChaosRun:
             if not open_requests(events, begin_ns) or time.monotonic() > end:
                 break
             await asyncio.sleep(1.0)
-        run.broken = broken_promises(events, begin_ns, budgets_of(self._fleet.config))
+        run.broken = broken_promises(events, begin_ns, self._fleet.budgets())
         since = [event for event in events if event.t >= begin_ns]
         run.restarts = sum(event.event == FLEET_WORKER_STARTED and bool(event.data.get("automatic")) for event in since)
         run.resets = sum(event.event == FLEET_RESET_GRANTED for event in since)
@@ -272,12 +269,6 @@ class ChaosRun:
 
     def _now(self) -> float:
         return round(time.monotonic() - self._begin_s, 3)
-
-
-def budgets_of(config: FleetConfig) -> Budgets:
-    """What the checker holds the fleet to."""
-    restart = config.supervision.restart
-    return Budgets(config.recovery.max_resets_per_10min, restarts=restart.max_restarts, restart_window_ns=int(restart.window_s * S))
 
 
 def _line(ordered: Ordered) -> str:

@@ -55,6 +55,8 @@ class Configuring:
         self._told: dict[bytes, int] = {}
         self._restarting: set[str] = set()
         """Boards whose restart is being saved."""
+        self._restarted: dict[str, int] = {}
+        """Board -> version that it was restarted for: once, whatever comes of it."""
         self._live = {role: live_with(self.leaves, role) for role in ("worker", "router")}
         self._started = {board: started_with(self.leaves, "worker", board) for board in supervisor.boards}
         self._router_started = started_with(self.leaves, "router")
@@ -109,7 +111,9 @@ class Configuring:
             if one["live"] is False:
                 found.append(f"{one['process']} has not taken it live" + (f": {one['error']}" if one["error"] else ""))
             if one["start"] is False and one["process"].startswith("worker-"):
-                found.append(f"{one['process']} is to be restarted")
+                board = one["process"].removeprefix("worker-")
+                again = self._is_tried(board) and board not in self._restarting
+                found.append(f"{one['process']} " + ("started with something else again" if again else "is to be restarted"))
         boards = self._supervisor.sightings.boards
         for board in self._supervisor.boards:
             seen = boards.get(board, NOTHING_SEEN)
@@ -117,6 +121,13 @@ class Configuring:
                 found.append(f"{board} is not ready: {seen.report.state if seen.report else 'no worker reports'}")
         gone = [board for board, seen in boards.items() if board not in self._supervisor.boards and seen.pid is not None]
         return found + [f"{board} drains and ends" for board in gone]
+
+    def _is_tried(self, board: str) -> bool:
+        """Whether it was restarted for this version, and its next life has reported since."""
+        report = self._supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+        wanted = self._supervisor.wanted.get(board, Wanted())
+        tried = self.applied is not None and self._restarted.get(board) == self.applied.version
+        return tried and report is not None and report.epoch >= wanted.min_epoch
 
     # ---------------------------------------------------------------- doing it
     def tick(self, now_ns: int) -> None:
@@ -168,6 +179,8 @@ class Configuring:
             elif report.state != READY and supervisor.out(board) is None:
                 return None
         for board in stale:
+            if self._is_tried(board):
+                continue
             alias = alias_of(self.leaves, board)
             others = [
                 other for other, report in reports.items()
@@ -191,6 +204,7 @@ class Configuring:
             wanted = replace(supervisor.wanted.get(board, Wanted()), min_epoch=supervisor.last_epoch(board) + 1)
             await supervisor.store.want(board, wanted, Act("configure", board, detail=f"restart for version {version}"))
             supervisor.wanted[board] = wanted
+            self._restarted[board] = version
             supervisor.note(Note(history.FLEET_CONFIGURED, board, data={"version": version}))
             supervisor.decide_soon()
         finally:

@@ -123,7 +123,7 @@ def test_everything_that_can_change_changes_under_load_and_nothing_in_flight_is_
     assert {status for status, _ in answers} == {200}, [one for one in answers if one[0] != 200][:3]
     assert {text for _, text in answers} == {expected}
     acts = call(load_fleet(fleet.config).control_socket, "audit")["acts"]
-    assert [act["detail"].split(",")[0] for act in reversed(acts) if act["verb"] == "configure" and act["board"] is None][1:] == ["4 changes", "4 changes", "1 changes"]
+    assert [act["detail"].split(",")[0] for act in reversed(acts) if act["verb"] == "configure" and act["board"] is None][1:] == ["4 changes", "3 changes", "1 changes"]
     fleet.boards = ["board1", "board2"]
     assert fleet.stop() == 0
     events = sorted((event for path in (fleet.folder / "log").glob("*.jsonl") for event in read_journal(path)), key=lambda event: event.t)
