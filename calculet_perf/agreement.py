@@ -16,7 +16,7 @@ import msgspec
 from calculet_perf.records import RequestRecord
 
 Key = tuple[str, int, str]
-"""Sample id, tokens, kind of hash."""
+"""Sample id, tokens (below 0: not told, by the limit that was asked), kind of hash."""
 ALONE = ("single", "golden")
 EXAMPLES = 20
 
@@ -51,7 +51,9 @@ class Agreement:
         """Take one; only greedy successes with a hash are compared."""
         answer, case = record.result.token_hash, record.case
         tokens = record.workload.actual_output_tokens
-        if answer is None or tokens is None or case.sampling != "greedy" or case.expect_refusal or not record.ok:
+        if tokens is None:  # a server that tells no counts: answers to one limit are alike in length too
+            tokens = -1 - (record.workload.requested_output_tokens or 0)
+        if answer is None or case.sampling != "greedy" or case.expect_refusal or not record.ok:
             return
         found = self._answers[case.sample_id, tokens, answer.partition(":")[0]][answer]
         found.count += 1

@@ -170,5 +170,3 @@ def nearest_rank(ordered: Sequence[float], share: float) -> float | None:
 
 def _since(end: int | None, start: int) -> float | None:
     return None if end is None else (end - start) / 1e6
-
-

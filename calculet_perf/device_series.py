@@ -18,7 +18,7 @@ from calculet_perf.statistics import Floats
 
 IDLE_PHASES = ("idle", "gap", "after")
 """Phases in which nothing runs."""
-COLUMNS = (*COUNTED, *BREATHING, "temperature_c", "power_w", "throttled", "reset_count")
+COLUMNS = (*COUNTED, *BREATHING, "cpu_s", "temperature_c", "power_w", "throttled", "reset_count")
 
 
 def _doubles() -> dict[str, array[float]]:
@@ -34,6 +34,8 @@ class BoardSeries:
     """1 in the idle phase before anything was measured."""
     idle: array[int] = field(default_factory=lambda: array("b"))
     """1 where nothing runs, by the phase and the board's own word."""
+    load: array[int] = field(default_factory=lambda: array("b"))
+    """1 while a cell is measured."""
     columns: dict[str, array[float]] = field(default_factory=_doubles)
 
     @property
@@ -51,8 +53,9 @@ class BoardSeries:
         self.before.append(sample.phase == "idle")
         waiting = (sample.resources.waiting_requests, sample.jobs.pending)
         self.idle.append(sample.phase in IDLE_PHASES and not any(waiting))
+        self.load.append(sample.phase == "measure")
         flags = [chip.throttled for chip in sample.chips if chip.throttled is not None]
-        values = {name: getattr(sample.resources, name) for name in (*COUNTED, "rss_bytes")} | {
+        values = {name: getattr(sample.resources, name) for name in (*COUNTED, "rss_bytes", "cpu_s")} | {
             "device_memory_bytes": _total(chip.memory_used_bytes for chip in sample.chips),
             "temperature_c": max((chip.temperature_c for chip in sample.chips if chip.temperature_c is not None), default=None),
             "power_w": _total(chip.power_w for chip in sample.chips),

@@ -12,6 +12,7 @@ import numpy as np
 
 from calculet_perf.agreement import Agreement, Disagreement
 from calculet_perf.cells import Cells
+from calculet_perf.cpu_use import CpuUse, cpu_use
 from calculet_perf.device_series import BoardSeries, DeviceSeries, DeviceTimeline
 from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, Decomposition, DeviceTotals, StepJoin
@@ -54,6 +55,19 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     """Until it served again; null: not seen."""
     source: str
     """Where it was seen: the device's counter (then within a sample of it), or the journal."""
+
+
+class Swaps(msgspec.Struct, frozen=True, kw_only=True):
+    """Model swaps of the run, by the supervisor's journal (scheduling §10, §11)."""
+
+    loads: int
+    """Loads of an artifact that ended as asked."""
+    rollbacks: int
+    """Ways back that ended as asked, by an operator's word or by themselves."""
+    refused: int
+    """Refused with nothing changed."""
+    unfinished: list[str]
+    """Rollouts that had no end when the journal ended."""
 
 
 class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +113,12 @@ class Evidence:
     broken_promises: list[str] | None
     last_success_ns: int | None
     """End of the last request that succeeded; null: none did."""
+    swaps: Swaps | None = None
+    """None: no journals were given."""
+    cpu: list[CpuUse] = field(default_factory=list)
+    """Of each board's process that tells it."""
+    own_rules: bool = False
+    """Judged by other rules than the shipped ones."""
     timeline: list[TimelinePoint] = field(default_factory=list)
     cases: list[CaseRecord] = field(default_factory=list)
 
@@ -118,10 +138,14 @@ class Evidence:
             if len(samples) <= 2 or item not in samples:
                 clause = item.clause.removeprefix("§")
                 found.append(f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} (§{clause})")
+        if self.own_rules:
+            found.append("judged by other rules than the shipped calculet-rules/v1")
         if self.info.injector_armed:
             found.append("a fault injector was armed")
         if self.info.foreign:
             found.append("foreign server: end-to-end numbers only")
+        if self.manifest is not None and self.manifest.server.tls is not None and not self.manifest.server.tls.verify:
+            found.append("the server's certificate was not verified: anybody may have answered")
         if self.info.status != "complete":
             found.append(f"status: {self.info.status}")
         return found
@@ -132,7 +156,7 @@ def gather(
     steps: Iterable[StepRecord], device: Iterable[DeviceRecord], cases: Iterable[CaseRecord],
     faults: Sequence[FaultRun] | None = None, stage: StageRun | None = None, journal_resets: Sequence[Reset] = (),
     deaths: Sequence[str] | None = None, broken_promises: Sequence[str] | None = None,
-    configuration_errors: Sequence[str] = (),
+    configuration_errors: Sequence[str] = (), swaps: Swaps | None = None, own_rules: bool = False,
 ) -> Evidence:  # fmt: skip
     """Read everything once, steps first: requests are joined as they come."""
     join = StepJoin()
@@ -178,7 +202,7 @@ def gather(
         faults=None if faults is None else list(faults), stage=stage, last_success_ns=last_success_ns or None,
         deaths=None if deaths is None else list(deaths),
         broken_promises=None if broken_promises is None else list(broken_promises),
-        timeline=_points(timeline), cases=found_cases,
+        timeline=_points(timeline), cases=found_cases, swaps=swaps, cpu=cpu_use(series), own_rules=own_rules,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from calculet_perf.manifest import ManifestError, convert, load_yaml
 
 Natural = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-Kind = Literal["requests", "lengths", "leave_waiting", "leave_running", "shutdown"]
+Kind = Literal["requests", "lengths", "leave_waiting", "leave_running", "shutdown", "swap"]
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -30,7 +30,8 @@ class Load(_Section, frozen=True, kw_only=True):
 
     `requests`: `count` of them, `concurrency` at a time. `lengths`: requests that ask for impossible lengths. `leave_waiting` and
     `leave_running`: half of the requests leave while they wait, or while they are answered. `shutdown`: the fleet is told to stop
-    when the first tokens are out.
+    when the first tokens are out. `swap`: the golden questions are asked again and again, `concurrency` at a time, while the
+    alias is moved to the second artifact, and while it is rolled back.
     """
 
     kind: Kind = "requests"
@@ -39,7 +40,8 @@ class Load(_Section, frozen=True, kw_only=True):
     prompt: Positive = 8
     output: Positive = 8
     repeat: Positive = 1
-    """Send the load so often, waiting for the board to serve again in between: what comes back must be able to break again."""
+    """Send the load so often, waiting for the board to serve again in between: what comes back must be able to break again. Once
+    all that was planned has fired no more is sent."""
 
 
 class Expect(_Section, frozen=True, kw_only=True):
@@ -65,6 +67,10 @@ class Expect(_Section, frozen=True, kw_only=True):
     """False: no job may reach a device for this load."""
     stale_min: Natural = 0
     """Completions that the generation check dropped."""
+    swaps: Natural = 0
+    """Moves of the alias that ended as asked."""
+    cpu_max: Annotated[float, Meta(gt=0)] | None = None
+    """board0's worker uses at most so much of a core while the load goes on: who waits does not spin."""
     serves: bool = True
     """The fleet answers in the end, and golden passes."""
     exit_code: int | None = None
@@ -149,6 +155,10 @@ class Seen(msgspec.Struct, kw_only=True):
     device_jobs: int = 0
     stale: int = 0
     golden_after: bool | None = None
+    swaps: int = 0
+    mixed: int = 0
+    """Answers that are neither artifact's."""
+    cpu_share: float | None = None
     violations: list[str] = []
     """Broken promises of the fleet's history."""
     exit_code: int | None = None
@@ -192,6 +202,7 @@ def _findings(scenario: Scenario, seen: Seen) -> Sequence[tuple[str, bool]]:
     strange = sorted(set(seen.codes) - set(want.codes))
     missing = sorted(set(want.faults_seen) - set(seen.faults))
     changed = seen.generation_before != seen.generation_after
+    spins = want.cpu_max is not None and (seen.cpu_share is None or seen.cpu_share > want.cpu_max)
     resets_right, runs_on = want.resets_min <= seen.resets <= want.resets_max, want.exit_code is None
     return (
         (f"{seen.ok} requests ended well, at least {want.ok_min} should", seen.ok < want.ok_min),
@@ -205,10 +216,17 @@ def _findings(scenario: Scenario, seen: Seen) -> Sequence[tuple[str, bool]]:
         ("the generation changed", want.new_generation is False and changed),
         (f"{seen.device_jobs} jobs reached the device", not want.device_jobs and seen.device_jobs > 0),
         (f"{seen.stale} stale completions were dropped, at least {want.stale_min} should", seen.stale < want.stale_min),
+        (f"{seen.swaps} swaps ended as asked, {want.swaps} should", seen.swaps != want.swaps),
+        (f"{seen.mixed} answers are neither artifact's", seen.mixed > 0),
+        (f"board0's worker used {_share(seen.cpu_share)} of a core, at most {_share(want.cpu_max)} may be", spins),
         ("golden failed afterwards, or nothing answered", want.serves and runs_on and not seen.golden_after),
         (f"the keeper ended with {seen.exit_code}, not {want.exit_code}", not runs_on and seen.exit_code != want.exit_code),
         (f"broken promises: {'; '.join(seen.violations[:3])}", bool(seen.violations)),
     )  # fmt: skip
+
+
+def _share(value: float | None) -> str:
+    return "an unknown share" if value is None else f"{value:.0%}"
 
 
 def describe(seen: Seen) -> str:
@@ -224,6 +242,10 @@ def describe(seen: Seen) -> str:
         parts.append(f"generation {seen.generation_before} -> {seen.generation_after}")
     if seen.stale:
         parts.append(f"{seen.stale} stale completions dropped")
+    if seen.swaps:
+        parts.append(f"{seen.swaps} swaps")
+    if seen.cpu_share is not None:
+        parts.append(f"{seen.cpu_share:.0%} of a core")
     if seen.exit_code is not None:
         parts.append(f"exit {seen.exit_code}")
     return ", ".join(parts)

@@ -75,11 +75,24 @@ class ClientPart(_Section, frozen=True, kw_only=True):
     """An addition. None: one, and more when the self-test says that one core does not do."""
 
 
+class TlsPart(_Section, frozen=True, kw_only=True):
+    """How an `https://` server proves who it is."""
+
+    ca_file: str | None = None
+    """PEM file of the only authorities that are believed, relative to the manifest; None: the system's."""
+    server_name: str | None = None
+    """Name that is sent (SNI) and must be in the certificate; None: the url's host."""
+    verify: bool = True
+    """False believes anybody: the run notes it, and the note is on the report."""
+
+
 class ServerPart(_Section, frozen=True, kw_only=True):
     """An addition: where to send it."""
 
-    url: Annotated[str, Meta(pattern=r"^http://[^/\s]+(/.*)?$")]
+    url: Annotated[str, Meta(pattern=r"^https?://[^/\s]+(/.*)?$")]
     """The server's root, as `http://127.0.0.1:8080`; requests go to `/v1/...` under it."""
+    tls: TlsPart | None = None
+    """Only with `https://`; None: verified against the system's authorities."""
     api: Literal["completions", "chat"] = "completions"
     api_key_env: str | None = None
     """Name of the environment variable that holds the key; the key itself is never written."""

@@ -197,6 +197,11 @@ class RequestRecord(Record, kw_only=True):
     chunks: Chunks | None = None
 
     @property
+    def output_tokens_per_s(self) -> float | None:
+        """Acceptance §2.2, of this request alone; null where TPOT is, or when all tokens came at once."""
+        return 1e3 / self.durations_ms.tpot if self.durations_ms.tpot else None
+
+    @property
     def ok(self) -> bool:
         """Ended as it should: an answer, or the refusal that the cell is about."""
         if self.case.expect_refusal:

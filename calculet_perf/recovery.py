@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from calculet_core.history import (
     BOARD_GENERATION,
     BOARD_RESET,
+    FLEET_ROLLOUT,
     FLEET_WORKER_EXITED,
     FLEET_WORKER_KILLED,
     FLEET_WORKER_STARTED,
     Event,
     check,
 )
-from calculet_perf.evidence import Reset
+from calculet_core.states.rollout import ROLLOUT, RolloutState
+from calculet_perf.evidence import Reset, Swaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class History:
     deaths: list[str]
     """Workers that ended without being told to, or were killed for hanging."""
     broken: list[str]
+    swaps: Swaps
 
 
 def history(events: Sequence[Event], begin_wall: float | None, end_wall: float | None) -> History:
@@ -47,6 +50,26 @@ def history(events: Sequence[Event], begin_wall: float | None, end_wall: float |
         resets=[reset for reset in resets(events) if (reset.board, reset.at_ns) in times],
         deaths=[text for event in events if id(event) in during and (text := _death(event))],
         broken=[f"{violation.rule}: {violation.message}" for violation in check(events, require_done=False)],
+        swaps=swaps([event for event in events if id(event) in during]),
+    )
+
+
+def swaps(events: Iterable[Event]) -> Swaps:
+    """What became of every rollout of which the events tell anything, by its last word."""
+    verbs: dict[str, str] = {}
+    states: dict[str, RolloutState] = {}
+    for event in events:
+        if event.event == FLEET_ROLLOUT:
+            name = str(event.data.get("rollout"))
+            verbs.setdefault(name, str(event.data.get("text", "")).partition(" ")[0])
+            states[name] = RolloutState[str(event.data.get("state"))]
+    done = [name for name, state in states.items() if state is RolloutState.DONE]
+    back = [name for name, state in states.items() if state is RolloutState.ROLLED_BACK]
+    return Swaps(
+        loads=sum(verbs[name] == "load" for name in done),
+        rollbacks=len(back) + sum(verbs[name] == "rollback" for name in done),
+        refused=sum(state is RolloutState.REFUSED for state in states.values()),
+        unfinished=[f"rollout {name}: {state.name}" for name, state in states.items() if state not in ROLLOUT.terminal],
     )
 
 

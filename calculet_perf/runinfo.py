@@ -10,7 +10,7 @@ from typing import Literal
 
 from calculet_perf.records import Natural, Record, RequestRecord
 
-Status = Literal["running", "interrupted", "golden_failed", "infrastructure_invalid", "complete"]
+Status = Literal["running", "interrupted", "golden_failed", "infrastructure_invalid", "configuration_invalid", "complete"]
 
 
 InvalidCode = Literal[
@@ -110,6 +110,8 @@ class RunInfo(Record, kw_only=True):
     foreign: bool
     """The server tells nothing of Calculet's: server and runtime times are null, conclusions stay at end to end."""
     context_tokens: int | None = None
+    backend: str | None = None
+    """Of the served artifact, as the server names it: an engine on the host's CPU is judged otherwise than a board."""
     injector_armed: bool | None = None
     """A fault injector was armed while the run went: no performance verdict may pass."""
     selftest: SelfTest | None = None

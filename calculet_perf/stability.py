@@ -23,6 +23,10 @@ from calculet_perf.statistics.series import Trend, theil_sen
 MIN_BLOCKS = 8
 """Fewer block values bound no slope worth the name."""
 HOUR_S = 3_600.0
+MAX_PAUSE_S = 600.0
+"""A stage that was resumed after a longer pause satisfies no long gate."""
+SETTLED_SHARE = 0.25
+"""A series whose second half grows by less than this share of what is allowed has settled: what it grew by before was no leak."""
 
 
 class LeakOutcome(enum.StrEnum):
@@ -85,10 +89,16 @@ def trend_leak(
     allowed = max(budget.bytes or 0.0, (budget.share or 0.0) * float(medians[0]))
     trends = [theil_sen(at, medians), theil_sen(at, minima)]
     leaking = all(_grows(trend, horizon_s, allowed) for trend in trends)
+    half = len(at) // 2
+    late = theil_sen(at[half:], medians[half:]).slope * horizon_s
+    settled = late <= SETTLED_SHARE * allowed
     calibrated = _calibrated(at, medians, minima, trends, horizon_s, allowed)
     trend = trends[0]
     growth = trend.slope * horizon_s
-    if leaking:
+    if leaking and settled:
+        outcome = LeakOutcome.INSUFFICIENT
+        why = f"grew, then stood still (from {at[half] / HOUR_S:.2g} h on); a warm-up of {warmup_s:g} s is too short to tell"
+    elif leaking:
         outcome, why = LeakOutcome.LEAK, f"grows by {growth:.4g} within {horizon_s / HOUR_S:g} h, {allowed:.4g} are allowed"
     elif not calibrated:
         outcome = LeakOutcome.INSUFFICIENT
@@ -192,6 +202,12 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     done_s: float
     """Under load, on a real clock unless `virtual_time`."""
     virtual_time: bool = False
+    planned_s: float | None = None
+    """How long it was meant to last; null: as asked. A stage that is resumed keeps it."""
+    sessions: int = 1
+    """1, and one more for each time that it was interrupted and resumed."""
+    longest_pause_s: float = 0.0
+    """Between an interruption and the load going on, at most."""
     load_share: float | None = None
     """Of the target load, where the stage states one."""
 
@@ -201,9 +217,14 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.done_s < 0.99 * self.asked_s
 
     @property
+    def broken(self) -> bool:
+        """A pause in which the load was gone for long: a board that rested is not one that lasted."""
+        return self.longest_pause_s > MAX_PAUSE_S
+
+    @property
     def satisfies_long_gates(self) -> bool:
-        """Only real hours count for a 24 h or 8 h gate (acceptance §14.1)."""
-        return not self.virtual_time and not self.shortened
+        """Only real hours count for a 24 h or 8 h gate (acceptance §14.1), and only with at most short pauses."""
+        return not self.virtual_time and not self.shortened and not self.broken
 
     def labels(self) -> list[str]:
         """For every place where the stage is named."""
@@ -212,6 +233,10 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             found.append("virtual time")
         if self.shortened:
             found.append(f"shortened: {self.done_s / HOUR_S:.3g} h of {self.asked_s / HOUR_S:.3g} h")
+        if self.sessions > 1:
+            times = "once" if self.sessions == 2 else f"{self.sessions - 1} times"
+            beyond = f", more than the {MAX_PAUSE_S:g} s that a long gate allows" if self.broken else ""
+            found.append(f"interrupted and resumed {times}, without load for up to {self.longest_pause_s:.0f} s{beyond}")
         return found
 
 

@@ -73,6 +73,19 @@ def went_away(records: Iterable[RequestRecord]) -> bool:
     return any(record.result.error_code in (*UNREACHABLE, "connection_reset") for record in records)
 
 
+def refused_ids(records: Sequence[RequestRecord], *, foreign: bool, ids: bool) -> str | None:
+    """Why nothing can be measured where a server refuses every prompt because it is made of token ids: that is a matrix which does
+    not fit the server, not a server that answers wrongly. None: it is not so."""
+    codes = {(record.result.http_status, record.result.error_code) for record in records}
+    if not (foreign and ids and records and all((status or 0) >= 400 and code for status, code in codes)):
+        return None
+    status, code = min(codes, key=str)
+    return (
+        f"the server refuses every golden prompt (HTTP {status}, {code}), which is a list of token ids: "
+        "`corpus: {kind: text}` in the matrix sends words, and `api: chat` in the manifest messages"
+    )
+
+
 def clock_trouble(monotonic_ns: int, boottime_ns: int, realtime_ns: int) -> tuple[str | None, str | None]:
     """(why the clock is invalid, what to note) of the spans of three clocks over the same time.
 

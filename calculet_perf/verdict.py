@@ -119,8 +119,8 @@ def _of_base(name: str, context: Context) -> CheckResult:
 
 
 def _may_sign(stage: str | None, evidence: Evidence, stage_of: Evidence) -> bool:
-    """A milestone in a signed report: nothing shortened, no virtual time, and the stage's hours where it has one."""
-    if evidence.info.shortened or (evidence.stage is not None and evidence.stage.labels()):
+    """A milestone in a signed report: shipped rules, nothing shortened, no virtual time, and the stage's hours where it has one."""
+    if evidence.own_rules or evidence.info.shortened or (evidence.stage is not None and evidence.stage.labels()):
         return False
     return stage is None or (stage_of.stage is not None and stage_of.stage.stage == stage and stage_of.long_gates)
 

@@ -101,7 +101,14 @@ class TimePassed(msgspec.Struct, frozen=True):
     """Several times a second: acceptance and request deadlines, silence of workers."""
 
 
+class Overslept(msgspec.Struct, frozen=True):
+    """This process stood still for so long (stopped, suspended, starved) and has not read what came meanwhile: told before anything
+    else, so that nobody's silence is counted for that time."""
+
+    by_ns: int
+
+
 Event = (
     CallArrived | ClientGone | ViewPublished | HelloArrived | TickArrived | WorkerEnded | LookupAsked | LookupAnswered | Unsent
-    | TimePassed
+    | TimePassed | Overslept
 )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import subprocess
 import sys
 import time
@@ -94,10 +95,14 @@ class Script:
     """`connection: close`."""
     context: int = 0
     """Refuse what does not fit with `context_length_exceeded`; 0: no limit."""
+    text_only: bool = False
+    """Refuse prompts of token ids, as some servers do."""
     drift: bool = False
     """Every answer's text differs: a model that is not deterministic."""
     key: str = ""
     """The API key that every request needs."""
+    certificate: str = ""
+    """PEM file with certificate and key: HTTPS."""
     models: dict[str, Any] = field(default_factory=lambda: {"data": [{"id": "toy"}]})
 
 
@@ -136,6 +141,9 @@ class Mock:
             self.log.write(json.dumps(entry) + "\n")
 
     async def answer(self, writer: asyncio.StreamWriter, asked: dict[str, Any], script: Script, entry: dict[str, Any]) -> bool:
+        if script.text_only and isinstance(asked.get("prompt"), list):
+            self.whole(writer, 500, {"error": {"message": "prompt should be a string", "type": "internal_server_error", "code": None}})
+            return True
         prompt = len(asked["prompt"]) if "prompt" in asked else sum(len(m["content"].split()) for m in asked["messages"])
         tokens = asked.get("max_tokens", 16) if script.tokens is None else script.tokens
         if script.status != 200:
@@ -229,12 +237,18 @@ class Mock:
     def whole(self, writer: asyncio.StreamWriter, status: int, body: Any, close: bool = False) -> None:
         data = json.dumps(body).encode()
         end = b"connection: close\r\n" if close else b""
-        writer.write(b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n" % (status, end, len(data)) + data)
+        writer.write(
+            b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n" % (status, end, len(data)) + data
+        )
 
 
 async def main() -> None:
     mock = Mock(Script(**json.loads(sys.argv[1])), Path(sys.argv[2]))
-    server = await asyncio.start_server(mock.client, "127.0.0.1", 0, limit=1 << 24, backlog=512)
+    context = None
+    if mock.script.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(mock.script.certificate)
+    server = await asyncio.start_server(mock.client, "127.0.0.1", 0, limit=1 << 24, backlog=512, ssl=context)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -13,6 +13,7 @@ from calculet_core.artifact import sha256_hex
 from calculet_perf import rules as rules_package
 from calculet_perf.comparison import compare_runs
 from calculet_perf.evidence import Evidence, gather
+from calculet_perf.manifest import dump_manifest
 from calculet_perf.records import (
     Case,
     ClientNs,
@@ -33,20 +34,35 @@ from calculet_perf.runinfo import GoldenOutcome, Returned, RunInfo
 from calculet_perf.verdict import Verdict, judge
 
 S, MS = 1_000_000_000, 1_000_000
+MANIFEST: dict[str, Any] = {
+    "schema": "calculet-perf-run/v1", "run_id": "test-001", "purpose": "baseline",
+    "model": {"alias": "toy", "generation": 42, "calbin_sha256": "a" * 64},
+    "software": {"server_commit": "abc", "image_digest": "sha256:1", "calrt": "0.7.6", "driver": "1.0", "firmware": "2.0"},
+    "hardware": {"board": "b0", "chips": 2, "power_mode": "balanced"},
+    "environment": {"ambient_c": 24.0, "vpn_in_path": False}, "client": {"host": "here", "transport": "http-sse"},
+    "server": {"url": "http://127.0.0.1:1"}, "matrix": "matrix.yaml", "warmup_requests": 10, "measured_requests": 100,
+    "timeout_s": 900,
+}  # fmt: skip
 
 
 def a_request(
-    name: str = "r1", *, start_s: float = 0.0, ttft_ms: float = 50.0, tpot_ms: float = 10.0, tokens: int = 11, case: str = "single/p16/o11",
-    round: int = 0, index: int = 0, concurrency: int | None = 1, error: str | None = None, token_hash: str = "ids:aa", sample: str = "s0",
-    **quality: Any,
+    name: str = "r1", *, start_s: float = 0.0, ttft_ms: float = 50.0, tpot_ms: float = 10.0, tokens: int | None = 11,
+    e2e_ms: float | None = None, case: str = "single/p16/o11", round: int = 0, index: int = 0, concurrency: int | None = 1,
+    error: str | None = None, status: int | None = None, token_hash: str | None = "ids:aa", sample: str = "s0", **quality: Any,
 ) -> RequestRecord:  # fmt: skip
-    """A streamed request whose times follow from what is given."""
+    """A streamed request whose times follow from what is given: its last token is out `e2e_ms` after its start, or as `tpot_ms` says.
+
+    Args:
+        tokens: None: the server told no count.
+        error: then there was no token at all, only an end at `ttft_ms`.
+        quality: fields of `Quality`.
+    """
     t0 = int(start_s * S)
     first = t0 + int(ttft_ms * MS)
-    last = first + int(tpot_ms * MS * (tokens - 1))
+    last = first + int(tpot_ms * MS * ((tokens or 1) - 1)) if e2e_ms is None else t0 + int(e2e_ms * MS)
     client = ClientNs(
         request_start=t0, headers_sent=t0 + 1000, response_headers=t0 + 2000, first_event=first, first_token=first, last_token=last,
-        response_end=last + 1000,
+        response_end=last + (1000 if e2e_ms is None else 0),
     )  # fmt: skip
     if error:
         client = ClientNs(request_start=t0, response_end=t0 + int(ttft_ms * MS))
@@ -56,7 +72,7 @@ def a_request(
         workload=Workload(prompt_tokens=16, requested_output_tokens=tokens, actual_output_tokens=0 if error else tokens,
                           concurrency=concurrency, stream=True, seed=1),
         client_ns=client, durations_ms=durations(client, None if error else tokens), server_ms=ServerMs(), runtime_ms=RuntimeMs(),
-        result=Result(http_status=503 if error else 200, finish_reason=None if error else "length",
+        result=Result(http_status=status or (503 if error else 200), finish_reason=None if error else "length",
                       token_hash=None if error else token_hash, error_code=error),
         quality=Quality(**flags),
         case=Case(id=case, round=round, index=index, sample_id=sample, arrival="single" if concurrency == 1 else "closed", sampling="greedy"),
@@ -135,23 +151,10 @@ def verdict_between(
     return judge(candidate, rules, "f" * 64, claim, base, comparison, soak)
 
 
-MANIFEST_TEXT = """schema: calculet-perf-run/v1
-run_id: RUN
-purpose: baseline
-model: {alias: toy, generation: 1, calbin_sha256: null}
-software: {server_commit: null, image_digest: null, calrt: 0.7.6, driver: "1", firmware: "1"}
-hardware: {board: sim0, chips: 2, power_mode: balanced}
-environment: {ambient_c: 24.0}
-client: {host: lab}
-server: {url: "http://127.0.0.1:8080"}
-matrix: matrix.yaml
-"""
-
-
 def a_run_folder(folder: Path, requests: Iterable[RequestRecord], *, steps: Iterable[StepRecord] = (), **info: Any) -> Path:
     """As `run` leaves one."""
     folder.mkdir(parents=True)
-    manifest, matrix = MANIFEST_TEXT.replace("RUN", folder.name).encode(), b"name: toy\n"
+    manifest, matrix = dump_manifest({**MANIFEST, "run_id": folder.name}), b"name: toy\n"
     (folder / "manifest.yaml").write_bytes(manifest)
     (folder / "matrix.yaml").write_bytes(matrix)
     found = an_info(folder.name, **{"manifest_sha256": sha256_hex(manifest), "matrix_sha256": sha256_hex(matrix), **info})

@@ -91,6 +91,11 @@ class Collectors:
         self.registry.unregister(self._metrics.pop(name))
         self._texts.append(text)
 
+    def forget(self, name: str, **labels: str) -> None:
+        """A child whose subject is gone: it is not told any more. Nothing when there was none."""
+        if self._children.pop((name, *labels.values()), None) is not None:
+            self._metrics[name].remove(*self._constant.values(), *labels.values())
+
     def exposition(self) -> bytes:
         """The scrape's text."""
         return b"".join([generate_latest(self.registry), *(text() for text in self._texts)])
@@ -103,8 +108,8 @@ async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.
         try:
             writer.write(exposition())
             await writer.drain()
-        except ConnectionError:
-            pass
+        except OSError:
+            pass  # whoever asked has gone, or there is no descriptor left to look with
         finally:
             writer.close()
 

@@ -21,6 +21,8 @@ CHECKS: dict[str, Callable[[Context], Answer]] = {
     "no_process_death": soundness.no_process_death,
     "promises": soundness.promises,
     "faults_recovered": soundness.faults_recovered,
+    "no_busy_wait": soundness.no_busy_wait,
+    "model_swaps": soundness.model_swaps,
     "no_lost_board": soundness.no_lost_board,
     "returned": soundness.returned,
     "no_leak": soundness.no_leak,

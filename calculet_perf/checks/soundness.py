@@ -127,6 +127,41 @@ def no_lost_board(context: Context) -> Answer:
     return Result.PASS, f"{len(evidence.resets)} resets, each followed by service", []
 
 
+def no_busy_wait(context: Context) -> Answer:
+    """By the CPU time of the boards' processes, while nothing runs and under load."""
+    evidence, limits = context.stage_of, context.rules.busy_wait
+    on_host = evidence.info.backend in limits.host_engines
+    spins, unsure = [], []
+    for use in evidence.cpu:
+        if use.idle_share is not None and use.idle_share > limits.idle_share:
+            spins.append(f"{use.board}: {use.idle_share:.0%} of a core while nothing runs, {limits.idle_share:.0%} are allowed")
+        if use.load_share is not None and use.load_share > limits.load_share and not on_host:
+            spins.append(f"{use.board}: {use.load_share:.0%} of a core under load, {limits.load_share:.0%} are allowed")
+        if use.idle_s < limits.least_idle_s:
+            unsure.append(f"{use.board}: {use.idle_s:.0f} s without load were seen, {limits.least_idle_s:g} are needed")
+    if spins:
+        return Result.FAIL, spins[0], spins + unsure
+    if unsure or not evidence.cpu:
+        return Result.INSUFFICIENT, unsure[0] if unsure else "no board's process told its CPU time", unsure
+    most = max(use.idle_share or 0.0 for use in evidence.cpu)
+    under = "; its engine computes on the host, so that its load says nothing" if on_host else ""
+    return Result.PASS, f"at most {most:.1%} of a core while nothing runs{under}", []
+
+
+def model_swaps(context: Context) -> Answer:
+    """By the supervisor's journal over the stage."""
+    evidence, goal = context.stage_of, context.rules.model_swaps
+    if evidence.swaps is None or evidence.broken_promises is None:
+        return Result.INSUFFICIENT, "no journals of the fleet were given (`--journal`, of every process)", []
+    swaps = evidence.swaps
+    if swaps.unfinished:
+        return Result.FAIL, f"{len(swaps.unfinished)} swaps never ended: {swaps.unfinished[0]}", swaps.unfinished
+    found = f"{swaps.loads} loads and {swaps.rollbacks} rollbacks ended as asked"
+    if swaps.loads < goal.loads or swaps.rollbacks < goal.rollbacks:
+        return Result.INSUFFICIENT, f"{found}; {goal.loads} and {goal.rollbacks} are needed", []
+    return Result.PASS, found, []
+
+
 def returned(context: Context) -> Answer:
     """Resources after the run."""
     evidence = context.evidence

@@ -74,7 +74,40 @@ class _Payload(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Payload).decode
-_NO_CHOICES: list[_Choice] = []
+_encode = msgspec.json.Encoder().encode
+_TEXT_KEYS = (b'"text":', b'"content":', b'"text": ', b'"content": ')
+MISSES = 8
+"""A stream whose events were unlike each other so often is read event by event."""
+
+
+class _Shape:
+    """Events of a stream are mostly alike but for the text of their one choice. An event with the bytes of an earlier one before
+    and after its text, which holds neither a quote nor a backslash, is that event with another text: no JSON has to be read for it.
+    """
+
+    __slots__ = ("after", "before", "counted", "misses")
+
+    def __init__(self) -> None:
+        self.before, self.after = b"", b""
+        """Around the text; empty: no event was seen yet that others may be like."""
+        self.counted: int | None = None
+        """Tokens of an event of this shape."""
+        self.misses = 0
+
+    def learn(self, payload: bytes, text: str, counted: int | None) -> None:
+        """Take an event as an example; one whose text cannot be placed for certain is none."""
+        quoted = _encode(text)
+        before, found, after = payload.partition(quoted)
+        if found and before.endswith(_TEXT_KEYS) and quoted not in after and b"\\" not in quoted:
+            self.before, self.after, self.counted = before + b'"', b'"' + after, counted
+
+    def text(self, payload: bytes) -> bytes | None:
+        """The text of an event of this shape, ASCII; None: it must be read."""
+        before, after = self.before, self.after
+        if not (before and payload.startswith(before) and payload.endswith(after)):
+            return None
+        text = payload[len(before) : -len(after)]
+        return text if text and text.isascii() and b'"' not in text and b"\\" not in text else None
 
 
 class AnswerReader:
@@ -87,6 +120,7 @@ class AnswerReader:
         "_last_read",
         "_predicted",
         "_running",
+        "_shape",
         "coalesced",
         "completion_tokens",
         "done",
@@ -111,6 +145,7 @@ class AnswerReader:
         self._had_text = False
         self._running = self._predicted = 0
         self._last_read = -1
+        self._shape = _Shape()
         self.first_event_ns: int | None = None
         self.first_token_ns: int | None = None
         self.last_token_ns: int | None = None
@@ -130,6 +165,10 @@ class AnswerReader:
 
     def event(self, payload: bytes, at_ns: int, read: int) -> None:
         """One payload of a stream; `read` numbers the socket read that completed it."""
+        if (same := self._shape.text(payload)) is not None:
+            self._digest.update(same)
+            self._token_event(self._shape.counted, at_ns, read)
+            return
         if payload == b"[DONE]":
             self.done = True
             return
@@ -162,6 +201,21 @@ class AnswerReader:
         counted = self._told(part, counted)
         if generated or counted:
             self._token_event(counted, at_ns, read)
+            self._learn(payload, part, counted)
+
+    def _learn(self, payload: bytes, part: _Payload, counted: int | None) -> None:
+        """Only what says nothing but its text, and its count by Calculet's extension, can stand for others."""
+        shape = self._shape
+        if shape.misses > MISSES or len(part.choices) != 1 or part.usage is not None or part.timings is not None:
+            return
+        choice, extension = part.choices[0], part.calculet
+        text = choice.text if choice.delta is None else choice.delta.content
+        if choice.delta is not None and self._delta(choice.delta) != text:
+            return  # text on another channel too
+        plain = choice.finish_reason is None and choice.token_ids is None and choice.logprobs is None
+        if text and plain and (extension is None or (extension.tokens is not None and extension.token_hash is None)):
+            shape.misses += 1
+            shape.learn(payload, text, counted)
 
     def _told(self, part: _Payload, counted: int | None) -> int | None:
         """Tokens of this payload, by the best that it tells; also keeps usage and extension."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 
 from calculet_perf.commands.capacity import capacity
+from calculet_perf.commands.chaos import chaos
 from calculet_perf.commands.compare import compare
 from calculet_perf.commands.faults import faults
 from calculet_perf.commands.golden import golden
 from calculet_perf.commands.history import history
+from calculet_perf.commands.maintenance import maintenance
 from calculet_perf.commands.manifest import manifest
 from calculet_perf.commands.report import report
 from calculet_perf.commands.run import run
@@ -23,6 +25,8 @@ COMMANDS: tuple[click.Command, ...] = (
     golden,
     capacity,
     faults,
+    chaos,
+    maintenance,
     soak,
     selftest,
     report,

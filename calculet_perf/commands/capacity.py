@@ -44,7 +44,7 @@ def capacity(
     spec = msgspec.structs.replace(spec, **{key: value for key, value in changes.items() if value is not None})
     inputs = Inputs(
         inputs.manifest, msgspec.structs.replace(inputs.matrix, capacity=spec), inputs.manifest_bytes, inputs.matrix_bytes,
-        inputs.matrix_path,
+        inputs.matrix_path, inputs.folder,
     )  # fmt: skip
     folder = out or Path("runs") / f"{inputs.manifest.run_id}-capacity"
     code = uvloop.run(_main(inputs, Cut(idle_s, None, warmups), folder, processes, quiet))
@@ -62,7 +62,7 @@ async def _main(inputs: Inputs, cut: Cut, folder: Path, processes: int, quiet: b
     spec = inputs.matrix.capacity
     assert spec is not None
     with Screen(quiet=quiet) as screen:
-        client = client_of(inputs.manifest)
+        client = client_of(inputs)
         setup = await prepare(client, inputs, cut, need_cells=False)
         setup.plan.items.clear()
         info = new_info(setup, client.target.name, version("calculet"), inputs.sums, processes)

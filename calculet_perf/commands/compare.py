@@ -52,9 +52,9 @@ def compare(
                 verify_folder(folder, keys)
     except (RulesError, AttestationError) as error:
         end(Exit.INVALID, str(error))
-    before, after = load_evidence(base, rules), load_evidence(candidate, rules, journals, faults)
-    again = load_evidence(control, rules).cells if control is not None else None
-    soaked = load_evidence(soak, rules) if soak is not None else None
+    before, after = load_evidence(base, rules, digest), load_evidence(candidate, rules, digest, journals, faults)
+    again = load_evidence(control, rules, digest).cells if control is not None else None
+    soaked = load_evidence(soak, rules, digest) if soak is not None else None
     comparison = compare_runs(before.cells, after.cells, rules.claims[claim.claim], claim, seed, again)
     verdict = judge(after, rules, digest, claim, before, comparison, soaked)
     if out is not None:

@@ -33,7 +33,7 @@ def report(
         claim = load_claim(claim_name, claim_file, rules, "baseline")
     except RulesError as error:
         end(Exit.INVALID, str(error))
-    evidence = load_evidence(folder, rules, journals, faults)
+    evidence = load_evidence(folder, rules, digest, journals, faults)
     verdict = judge(evidence, rules, digest, claim)
     write_report(folder, report_of(evidence, verdict, created_utc=now_utc(), seed=seed), key, pdf)
     say(verdict, folder)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from calculet_perf.shell.screen import Screen
     from calculet_perf.shell.traces import StepTraces
 
+HINTS = {"tls_failed": "name its authority in $.server.tls.ca_file, its name in $.server.tls.server_name, or say http://"}
+"""What to do about a server that could not be asked, by the code of why."""
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -38,6 +40,8 @@ class Inputs:
     manifest_bytes: bytes
     matrix_bytes: bytes
     matrix_path: Path
+    folder: Path
+    """Of the manifest: what else it names lies relative to it."""
 
     @property
     def sums(self) -> tuple[str, str]:
@@ -55,7 +59,7 @@ def read_inputs(path: Path, matrix_path: Path | None = None) -> Inputs:
     manifest = parse_manifest(manifest_bytes, str(path))
     matrix_path = matrix_path or path.parent / manifest.matrix
     matrix_bytes = _read(matrix_path)
-    return Inputs(manifest, parse_matrix(matrix_bytes, str(matrix_path)), manifest_bytes, matrix_bytes, matrix_path)
+    return Inputs(manifest, parse_matrix(matrix_bytes, str(matrix_path)), manifest_bytes, matrix_bytes, matrix_path, path.parent)
 
 
 def _read(path: Path) -> bytes:
@@ -114,7 +118,7 @@ async def _main(
     from calculet_perf.shell.shards import Shards
 
     with Screen(quiet=quiet) as screen:
-        client = client_of(inputs.manifest)
+        client = client_of(inputs)
         setup = await prepare(client, inputs, cut)
         setup.traces = _traces(traces)
         if dry_run:
@@ -122,7 +126,7 @@ async def _main(
             return Exit.PASS
         writer = RunWriter(folder, resume=resume)
         if (folder / INFO).exists():
-            info = _resumed(folder, inputs, setup)
+            info = resumed(folder, inputs, setup)
             setup.done = {(case.case, case.round) for case in RunReader(folder).cases()}
             drop_unfinished(folder, setup.done)
         else:
@@ -165,7 +169,7 @@ async def until_stopped(runner: Runner) -> None:
         raise error
 
 
-def verdict(info: RunInfo, folder: Path) -> int:
+def verdict(info: RunInfo, folder: Path, verb: str = "run") -> int:
     """The exit code of a run that ended, said in a line. What is proven to be wrong weighs more than an invalid measurement."""
     failed = [outcome.moment for outcome in info.golden if not outcome.passed]
     kept = [one for one in info.returned if not one.returned]
@@ -177,7 +181,7 @@ def verdict(info: RunInfo, folder: Path) -> int:
         click.echo(f"calculet-perf: resources did not come back: {names}", err=True)
         return Exit.CORRECTNESS
     if info.status == "interrupted":
-        click.echo(f"calculet-perf: interrupted; go on with: calculet-perf run ... --out {folder} --resume", err=True)
+        click.echo(f"calculet-perf: interrupted; go on with: calculet-perf {verb} ... --out {folder} --resume", err=True)
         return Exit.INFRASTRUCTURE
     if info.invalid:
         click.echo(f"calculet-perf: the measurement is invalid: {info.invalid[-1].message}", err=True)
@@ -186,16 +190,26 @@ def verdict(info: RunInfo, folder: Path) -> int:
     return Exit.PASS
 
 
-def client_of(manifest: Manifest) -> HttpClient:
-    """A client for small requests to the manifest's server."""
+def client_of(inputs: Inputs) -> HttpClient:
+    """A client for small requests to the manifest's server.
+
+    Raises:
+        ManifestError: the key's variable or the file of authorities is not there.
+    """
     from calculet_perf.shell.http import HttpClient
     from calculet_perf.shell.probe import target_of
+    from calculet_perf.shell.tls import TlsSettings
 
-    name = manifest.server.api_key_env
+    manifest = inputs.manifest
+    name, tls = manifest.server.api_key_env, manifest.server.tls
     key = os.environ.get(name) if name else None
     if name and not key:
         raise ManifestError(f"$.server.api_key_env: the environment has no {name}")
-    return HttpClient(target_of(manifest.server.url, key), timeout_s=manifest.timeout_s)
+    settings = None
+    if tls is not None:
+        ca_file = None if tls.ca_file is None else str(inputs.folder / tls.ca_file)
+        settings = TlsSettings(ca_file=ca_file, server_name=tls.server_name, verify=tls.verify)
+    return HttpClient(target_of(manifest.server.url, key, settings), timeout_s=manifest.timeout_s)
 
 
 async def prepare(client: HttpClient, inputs: Inputs, cut: Cut, *, need_cells: bool = True) -> Setup:
@@ -211,7 +225,11 @@ async def prepare(client: HttpClient, inputs: Inputs, cut: Cut, *, need_cells: b
     try:
         told = await facts(client, manifest.model.alias)
     except AskError as error:
-        end(Exit.INFRASTRUCTURE, f"the server cannot be reached: {error}", "is $.server.url right, and does it serve?")
+        end(
+            Exit.INFRASTRUCTURE,
+            f"the server cannot be reached: {error}",
+            HINTS.get(error.code, "is $.server.url right, and does it serve?"),
+        )
     if wrong := mismatches(manifest, told):
         raise ManifestError("the served artifact is not the manifest's: " + "; ".join(wrong))
     sender = sender_of(manifest, matrix, foreign=told.foreign)
@@ -225,7 +243,7 @@ async def prepare(client: HttpClient, inputs: Inputs, cut: Cut, *, need_cells: b
     return Setup(manifest, matrix, told, plan, sender, expected, set())
 
 
-def _resumed(folder: Path, inputs: Inputs, setup: Setup) -> RunInfo:
+def resumed(folder: Path, inputs: Inputs, setup: Setup) -> RunInfo:
     """The state of the run to go on with.
 
     Raises:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
 
-from calculet_perf.manifest import Manifest
-from calculet_perf.records import RECORDS, json_schema
-from calculet_perf.runinfo import CaseRecord, RunInfo
+from calculet_perf.records import json_schema
 
-SCHEMAS: dict[str, type[msgspec.Struct]] = {
-    "run-manifest": Manifest, "requests": RECORDS["requests"], "steps": RECORDS["steps"], "device": RECORDS["device"],
-    "cases": CaseRecord, "run": RunInfo,
+SCHEMAS: dict[str, str] = {
+    "run-manifest": "calculet_perf.manifest:Manifest", "matrix": "calculet_perf.workloads.matrix:Matrix",
+    "claim": "calculet_perf.rules:Claim", "rules": "calculet_perf.rules:Rules",
+    "requests": "calculet_perf.records:RequestRecord", "steps": "calculet_perf.records:StepRecord",
+    "device": "calculet_perf.records:DeviceRecord", "cases": "calculet_perf.runinfo:CaseRecord",
+    "run": "calculet_perf.runinfo:RunInfo", "faults": "calculet_perf.faults:Outcome", "stage": "calculet_perf.stability:StageRun",
+    "capacity": "calculet_perf.shell.capacity:Result", "report": "calculet_perf.report.model:Report",
 }  # fmt: skip
+"""Name -> where the struct is; one is imported when its schema is asked for."""
 
 
 def schema_bytes(name: str) -> bytes:
     """The content of `schemas/NAME.schema.json`."""
-    cls = SCHEMAS[name]
+    module, _, name_of_class = SCHEMAS[name].partition(":")
+    cls: type[Any] = getattr(import_module(module), name_of_class)
     return msgspec.json.format(msgspec.json.encode(json_schema(cls, name)), indent=2) + b"\n"
 
 
@@ -27,7 +33,7 @@ def schema_bytes(name: str) -> bytes:
 @click.argument("name", type=click.Choice(list(SCHEMAS)), required=False)
 @click.option("--write", "folder", type=click.Path(path_type=Path, file_okay=False), help="Write all of them there.")
 def schema(name: str | None, folder: Path | None) -> None:
-    """Print the JSON Schema of a file of a run; without NAME list them."""
+    """Print the JSON Schema of a file that a run reads or writes, or of a report; without NAME list them."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for each in SCHEMAS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from calculet_perf.evidence import Slow
 from calculet_perf.joins import PARTS
@@ -25,15 +25,18 @@ def counterexamples(run: RunReport) -> Iterator[Section]:
 
 def _slowest(run: RunReport) -> Section:
     title = f"The {len(run.slowest)} slowest requests"
-    attributed = any(slow.parts is not None for slow in run.slowest)
-    names = (*(part.replace("_", " ") for part in PARTS), "unattributed") if attributed else ()
-    head = ("request", "case", "e2e ms", "ttft", "tpot", "tokens", *names, "marks")
-    rows = [(*_client_side(slow), *(_parts(slow) if attributed else ()), _marks(slow)) for slow in run.slowest]
+    told = [part for part in PARTS if any(slow.parts and getattr(slow.parts, part) is not None for slow in run.slowest)]
+    names = [*told, "unattributed"] if told else []
+    marked = any(_marks(slow) for slow in run.slowest)
+    head = ("request", "case", "e2e ms", "ttft", "tpot", "tokens", *(name.replace("_", " ") for name in names))
+    rows = [(*_client_side(slow), *_parts(slow, names), *([_marks(slow)] if marked else [])) for slow in run.slowest]
     lead = "Queue, host and device time of each, joined by request and job. What no step accounts for is unattributed, not TTFT."
-    if not attributed:
+    if not told:
         lead = "The server wrote no trace of them: their time is not attributed to queue, host or device."
-    picture = figures.slowest(run.slowest) if attributed else None
-    table = Table(head, rows, frozenset(range(2, 6 + len(names))))
+    elif len(told) < len(PARTS):
+        lead += f" No step tells {', '.join(part for part in PARTS if part not in told)}."
+    picture = figures.slowest(run.slowest, told) if told else None
+    table = Table((*head, *(["marks"] if marked else [])), rows, frozenset(range(2, 6 + len(names))))
     return Section("slowest", title, lead, [table], [picture] if picture else [])
 
 
@@ -42,8 +45,8 @@ def _client_side(slow: Slow) -> tuple[str, ...]:
     return (slow.request_id, slow.case, *times, "–" if slow.tokens is None else str(slow.tokens))
 
 
-def _parts(slow: Slow) -> tuple[str, ...]:
-    return tuple(number(getattr(slow.parts, part) if slow.parts else None) for part in (*PARTS, "unattributed"))
+def _parts(slow: Slow, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(number(getattr(slow.parts, name) if slow.parts else None) for name in names)
 
 
 def _marks(slow: Slow) -> str:
@@ -157,10 +160,25 @@ def _stability(run: RunReport) -> Section:
         "Counted resources must be back at their baseline; memory is judged by the trend of blocks, calibrated by an injected leak."
     )
     head = ("", "board", "resource", "baseline", "last", "slope per hour", "why")
+    tables = [Table(head, rows, frozenset({3, 4, 5}), states)] if rows else []
+    if run.cpu:
+        cores = [
+            (use.board, _share(use.idle_share), f"{use.idle_s:,.0f}", _share(use.load_share), f"{use.load_s:,.0f}")
+            for use in run.cpu
+        ]
+        columns = ("CPU of the board's process", "of a core, idle", "seen, s", "of a core, under load", "seen, s")
+        tables.append(Table(columns, cores, frozenset({1, 2, 3, 4})))
+    swaps = run.swaps
+    lines = [f"model swaps: {swaps.loads} loads, {swaps.rollbacks} rollbacks, {swaps.refused} refused"] if swaps else []
     return Section(
         "stability",
         "Resources and temperature",
         lead if rows else "No resources were seen.",
-        [Table(head, rows, frozenset({3, 4, 5}), states)] if rows else [],
+        tables,
         [picture for picture in [heat, *pictures] if picture],
+        lines,
     )
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"

@@ -18,11 +18,11 @@ MOST_ROWS = 60
 """More rows than that say nothing in a picture; the tables have all."""
 
 
-def slowest(requests: Sequence[Slow]) -> Figure | None:
-    """Where the slowest requests' time went."""
+def slowest(requests: Sequence[Slow], told: Sequence[str] = PARTS) -> Figure | None:
+    """Where the slowest requests' time went; `told` are the parts that any step tells."""
     if not requests:
         return None
-    left, right, top = 210.0, WIDTH - 70, 46.0
+    left, right, top = 250.0, WIDTH - 70, 46.0
     figure = Figure(
         "The slowest requests",
         "Stacked bars: each part of each of the slowest requests' end-to-end time.",
@@ -30,11 +30,12 @@ def slowest(requests: Sequence[Slow]) -> Figure | None:
         top + ROW * len(requests) + 24,
     )
     scale = linear([slow.e2e_ms for slow in requests], left, right, zero=True)
-    _legend(figure, [(part.replace("_", " "), f"part{index}") for index, part in enumerate(PARTS)] + [("unattributed", "rest")])
+    names = [(part.replace("_", " "), f"part{index}") for index, part in enumerate(PARTS) if part in told]
+    _legend(figure, [*names, ("unattributed", "rest")])
     _x_axis(figure, scale, top, figure.height - 24, "ms")
     for row, slow in enumerate(requests):
         y = top + ROW * row
-        figure.add(Text(left - 8, y + 14, _short(f"{slow.request_id[-8:]}  {slow.case}", 36), "end"))
+        figure.add(Text(left - 8, y + 14, _short(f"{slow.request_id[-8:]}  {slow.case}", 38), "end"))
         at = 0.0
         parts = [getattr(slow.parts, part) or 0.0 for part in PARTS] if slow.parts else [0.0] * len(PARTS)
         for index, (part, value) in enumerate(zip(PARTS, parts, strict=True)):

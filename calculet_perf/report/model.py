@@ -5,6 +5,7 @@ The order is the reader's: the verdict, why, what speaks against it (acceptance 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +14,8 @@ import numpy as np
 from calculet_perf.agreement import Disagreement
 from calculet_perf.cells import METRICS, Cell
 from calculet_perf.comparison import Comparison
-from calculet_perf.evidence import Evidence, Reset, Slow, TimelinePoint
+from calculet_perf.cpu_use import CpuUse
+from calculet_perf.evidence import Evidence, Reset, Slow, Swaps, TimelinePoint
 from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, DeviceTotals
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, NotApplicable, Returned, SelfTest
@@ -48,6 +50,8 @@ class CellReport(msgspec.Struct, kw_only=True):
     """95 % interval, by blocks of the window's parts, which depend on each other; null: too few parts."""
     tokens_per_s_per_request: float | None
     """The same over the concurrency."""
+    output_tokens_per_s_p50: float | None
+    """Of one request, (tokens - 1) over its decode time, at the median (acceptance §2.2); null: no TPOT."""
     fill_ratio: float | None
     """Active over compiled lanes, and the share of lane steps that was not used; means of rounds."""
     lane_waste: float | None
@@ -109,6 +113,12 @@ class RunReport(msgspec.Struct, kw_only=True):
     resets: list[Reset]
     faults: list[FaultRun] | None
     leaks: list[Finding]
+    cpu: list[CpuUse]
+    """Of the boards' processes, idle and under load."""
+    swaps: Swaps | None
+    """Model swaps by the supervisor's journal; null: no journals were given."""
+    notes: list[str]
+    """What the run noted that no rule judges, as an idle phase that was not steady (acceptance §8.2)."""
     disagreements: list[Disagreement]
     compared_answers: int
     timeline: list[TimelinePoint]
@@ -156,7 +166,7 @@ def report_of(
 
 def run_report(evidence: Evidence, seed: int) -> RunReport:
     """One run's part."""
-    info, cells = evidence.info, list(evidence.cells.by_name.values())
+    info, cells = evidence.info, sorted(evidence.cells.by_name.values(), key=_reading_order)
     reports = [_cell(cell, seed + 100 * index) for index, cell in enumerate(cells)]
     excluded = {reason: evidence.cells.excluded[reason] for reason in EXCLUSIONS}
     rest = np.sort(evidence.unattributed_ms)
@@ -202,6 +212,9 @@ def run_report(evidence: Evidence, seed: int) -> RunReport:
         resets=evidence.resets,
         faults=evidence.faults,
         leaks=evidence.leaks,
+        cpu=evidence.cpu,
+        swaps=evidence.swaps,
+        notes=info.notes,
         disagreements=evidence.disagreements,
         compared_answers=evidence.compared_answers,
         timeline=evidence.timeline,
@@ -219,6 +232,7 @@ def _cell(cell: Cell, seed: int) -> CellReport:
     rates = list(cell.tokens_per_s().values())
     rate = _mean(rates)
     low, high = _rate_interval(cell, rate, seed)
+    tpot = summaries["tpot"].quantiles["p50"].value if "tpot" in summaries else None
     return CellReport(
         cell=cell.id,
         stratum=cell.stratum,
@@ -236,11 +250,17 @@ def _cell(cell: Cell, seed: int) -> CellReport:
         tokens_per_s_low=low,
         tokens_per_s_high=high,
         tokens_per_s_per_request=rate / cell.concurrency if rate is not None and cell.concurrency else None,
+        output_tokens_per_s_p50=1e3 / tpot if tpot else None,
         fill_ratio=_mean(cell.fill_ratios),
         lane_waste=_mean(cell.lane_wastes),
         coalesced=cell.coalesced,
         not_as_planned=cell.invalid,
     )
+
+
+def _reading_order(cell: Cell) -> list[tuple[int, str]]:
+    """Cells were executed in a random order; a reader looks for them by name, numbers as numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", cell.name)]
 
 
 def _mean(values: list[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calculet_perf.report.drawing import Dot, Figure, Line, Path, Rect, Text
@@ -45,8 +46,11 @@ ROLES: dict[str, Colour] = {
     "value": INK,
 }
 """Roles of `drawing` in print."""
-MOST_SCALE = 0.62
-"""Of figures: two fit a page."""
+MOST_SCALE, PAIR_SCALE = 0.62, 0.5
+"""Of a figure alone, and of two beside each other."""
+GUTTER = 10.0
+CHARACTER = 0.62
+"""Mean width of a character over its font's size: short tables are not stretched over the page."""
 WIDE_COLUMNS = 9
 """Tables with more columns are set smaller."""
 
@@ -90,7 +94,11 @@ def _head(pdf: FPDF, report: Report) -> None:
         _write(pdf, f"{word}: {check.title} ({check.clause}). {check.why}", 10, STATES[str(check.result)])
     facts = [f"exit code {verdict.exit_code}, {verdict.conclusion.replace('_', ' ')}", f"run {report.run.run_id}"]
     facts += [f"base {report.base.run_id}"] if report.base else []
-    facts += [f"{report.run.counted:,} requests count", f"signed by {report.signed_by or 'nobody'}"]
+    if report.run.manifest is not None:
+        manifest = report.run.manifest
+        facts += [f"model {manifest['model']['alias']}", f"board {manifest['hardware']['board'] or 'not told'}"]
+    facts += [f"started {report.run.started_utc}", f"{report.run.counted:,} requests count"]
+    facts += [f"signed by {report.signed_by or 'nobody'}"]
     _write(pdf, "   |   ".join(facts), 10, INK)
     for label in verdict.labels:
         _write(pdf, f"! {label}", 9, UNSURE)
@@ -99,15 +107,16 @@ def _head(pdf: FPDF, report: Report) -> None:
 
 def _section(pdf: FPDF, section: Section) -> None:
     # A heading stays with the figure or the first rows below it.
-    needed = 60 + (section.figures[0].height * MOST_SCALE if section.figures else 60)
+    scale = PAIR_SCALE if len(section.figures) > 1 else MOST_SCALE
+    needed = 60 + (section.figures[0].height * scale if section.figures else 60)
     if pdf.get_y() + needed > pdf.h - 64:
         pdf.add_page()
     pdf.start_section(_latin(section.title))
     _write(pdf, section.title, 14, INK, "B")
     if section.lead:
         _write(pdf, section.lead, 9, SOFT)
-    for figure in section.figures:
-        _figure(pdf, figure)
+    for place in range(0, len(section.figures), 2):
+        _beside(pdf, section.figures[place : place + 2])
     for table in section.tables:
         _table(pdf, table)
     for line in section.lines:
@@ -134,7 +143,11 @@ def _table(pdf: FPDF, table: Table) -> None:
     pdf.set_line_width(0.5)
     pdf.set_fill_color(255)
     align = tuple("RIGHT" if index in table.numeric else "LEFT" for index in range(len(table.head)))
+    longest = [max(len(row[index]) for row in [table.head, *table.rows]) for index in range(len(table.head))]
+    wanted = sum(min(max(length, 4), 70) * size * CHARACTER + 8 for length in longest)
     with pdf.table(
+        width=min(pdf.epw, wanted),
+        align="LEFT",
         col_widths=_widths(table),
         text_align=align,
         line_height=size * 1.35,
@@ -158,12 +171,27 @@ def _widths(table: Table) -> tuple[float, ...]:
     return tuple(min(max(length, 5), 60) ** 0.75 for length in longest)
 
 
-def _figure(pdf: FPDF, figure: Figure) -> None:
-    scale = min(MOST_SCALE, (pdf.w - 72) / figure.width, (pdf.h - 110) / figure.height)
-    if pdf.get_y() + figure.height * scale > pdf.h - 64:
+def _beside(pdf: FPDF, figures: Sequence[Figure]) -> None:
+    """One figure, or two of them beside each other."""
+    room = (pdf.w - 2 * pdf.l_margin - GUTTER) / 2 if len(figures) > 1 else pdf.w - 2 * pdf.l_margin
+    most = PAIR_SCALE if len(figures) > 1 else MOST_SCALE
+    scale = min(most, *(min(room / figure.width, (pdf.h - 110) / figure.height) for figure in figures))
+    height = max(figure.height for figure in figures) * scale
+    if pdf.get_y() + height > pdf.h - 64:
         pdf.add_page()
-    _write(pdf, figure.title, 9, INK, "B")
-    left, top = pdf.l_margin, pdf.get_y()
+    top = pdf.get_y()
+    for place, figure in enumerate(figures):
+        pdf.set_xy(pdf.l_margin + place * (room + GUTTER), top)
+        _figure(pdf, figure, scale)
+    pdf.set_xy(pdf.l_margin, top + 9 * 1.35 + height + 6)
+
+
+def _figure(pdf: FPDF, figure: Figure, scale: float) -> None:
+    left = pdf.get_x()
+    pdf.set_font("Helvetica", "B", 9)
+    pdf.set_text_color(*INK)
+    pdf.cell(0, 9 * 1.35, _latin(figure.title), new_x="LEFT", new_y="NEXT")
+    top = pdf.get_y()
 
     def at(x: float, y: float) -> tuple[float, float]:
         return left + x * scale, top + y * scale
@@ -189,7 +217,6 @@ def _figure(pdf: FPDF, figure: Figure) -> None:
                 width = pdf.get_string_width(_latin(text))
                 place = at(x, y)
                 pdf.text(place[0] - width * {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor], place[1], _latin(text))
-    pdf.set_y(top + figure.height * scale + 6)
 
 
 def _pen(pdf: FPDF, colour: Colour, width: float) -> None:

@@ -144,14 +144,18 @@ def _cells(run: RunReport, title: str) -> Section:
             number(cell.tokens_per_s),
             "–" if cell.tokens_per_s_low is None else span(cell.tokens_per_s_low, cell.tokens_per_s_high),
             number(cell.tokens_per_s_per_request),
+            number(cell.output_tokens_per_s_p50),
             number(cell.fill_ratio),
             number(cell.lane_waste),
             "; ".join(cell.not_as_planned) or "–",
         )
         for cell in run.cells
     ]
-    head = ("cell", "samples", "successes", "errors", "tokens/s", "95 %", "per request", "fill", "lane waste", "not as planned")
-    tables.append(Table(head, throughput, frozenset({1, 2, 4, 5, 6, 7, 8})))
+    head = (
+        "cell", "samples", "successes", "errors", "tokens/s", "95 %", "per user", "one request", "fill", "lane waste",
+        "not as planned",
+    )  # fmt: skip
+    tables.append(Table(head, throughput, frozenset({1, 2, 4, 5, 6, 7, 8, 9})))
     for metric in SHOWN_METRICS:
         rows = [_metric_row(cell, metric) for cell in run.cells if metric in cell.metrics]
         if rows:
@@ -181,7 +185,8 @@ def _cells(run: RunReport, title: str) -> Section:
     pictures = [figures.cells(run.cells, "ttft", "Time to first token"), figures.cells(run.cells, "tpot", "Time per output token")]
     lead = (
         "Quantiles are nearest rank over all samples, failures infinitely slow; P50's interval is exact, the others are bootstrap. "
-        "* marks what the sample count does not certify. Throughput is of the steady window, without ramps. Mean and deviations "
+        "* marks what the sample count does not certify. Throughput is of the steady window, without ramps; "
+        "'one request' is the median of what a request decodes in a second. Mean and deviations "
         "are of successes."
     )
     return Section("cells-" + run.run_id, title, lead, tables, [picture for picture in pictures if picture])
@@ -219,7 +224,7 @@ def _limits(report: Report) -> Section:
     vendor = (
         f"{run.vendor_steps:,} steps carry the vendor's counters." if run.vendor_steps else "The vendor's trace was not available."
     )
-    lines = [*verdict.limits_of_conclusion]
+    lines = [*verdict.limits_of_conclusion, *(f"noted in the run: {note}" for note in run.notes)]
     if run.unattributed_p50_ms is not None:
         lines.append(
             f"unattributed: P50 {number(run.unattributed_p50_ms)} ms, P99 {number(run.unattributed_p99_ms)} ms of a request"

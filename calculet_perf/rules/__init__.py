@@ -13,6 +13,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from calculet_perf.cpu_use import BusyWait
 from calculet_perf.stability import Budget, Stage
 
 RULES_FILE = "calculet-rules-v1.yaml"
@@ -71,6 +72,13 @@ class ClaimRule(_Section, frozen=True, kw_only=True):
     """A stage of this length must have been passed, in real hours."""
 
 
+class SwapGoal(_Section, frozen=True, kw_only=True):
+    """What M4 asks of model swaps (scheduling §19)."""
+
+    loads: int
+    rollbacks: int
+
+
 class Rules(_Section, frozen=True, kw_only=True):
     """`calculet-rules/v1`."""
 
@@ -82,6 +90,8 @@ class Rules(_Section, frozen=True, kw_only=True):
     always: tuple[str, ...]
     stages: dict[str, Stage]
     leak_budgets: dict[str, Budget]
+    busy_wait: BusyWait
+    model_swaps: SwapGoal
     capacity_window_s: float
     """A rate is stable when it was carried for so long (acceptance §14.3)."""
     claims: dict[str, ClaimRule]

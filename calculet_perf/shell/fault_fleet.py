@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,22 @@ class FleetError(Exception):
     """The fleet did not come up or does not answer: the scenario could not be run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What scenarios serve: folders of signed artifacts, and the key that is believed."""
+
+    first: Path
+    second: Path | None
+    """Another artifact, for swaps."""
+    trust: Path
+
+
 class FaultFleet:
     """One scenario's fleet. `transitions` are (monotonic_ns, state of board0) as the supervisor shows them."""
 
-    def __init__(self, folder: Path, scenario: Scenario, package: Path, trust: Path, device: str) -> None:
+    def __init__(self, folder: Path, scenario: Scenario, packages: Packages, device: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.port = folder, _free_port()
+        self.folder, self.port, self._second = folder, _free_port(), packages.second
         self._arm, self.log = folder / "arm.json", folder / "fired.jsonl"
         options = {"faults": list(scenario.inject), "faults_arm": str(self._arm), "faults_log": str(self.log)}
         boards: list[dict[str, Any]] = [{"name": f"board{n}", "device": device} for n in range(scenario.boards)]
@@ -45,9 +56,9 @@ class FaultFleet:
         (folder / "scheduler.yaml").write_text(yaml.safe_dump(scheduler))
         config = {
             "schema": "calculet-fleet/v1", "run_dir": "run", "state_dir": "state", "log_dir": "log",
-            "trusted_keys": [str(trust.resolve())],
+            "trusted_keys": [str(packages.trust.resolve())],
             "fault_injection": True, "router": {"listen": f"127.0.0.1:{self.port}"}, "boards": boards,
-            "models": [{"alias": ALIAS, "package": str(package.resolve()), "scheduler": "scheduler.yaml"}],
+            "models": [{"alias": ALIAS, "package": str(packages.first.resolve()), "scheduler": "scheduler.yaml"}],
             "supervision": {"heartbeat_ms": 50},
         }  # fmt: skip
         self._config = folder / "fleet.yaml"
@@ -114,6 +125,29 @@ class FaultFleet:
         if self._keeper is not None and not self._ending:
             self._ending = True  # a second signal would mean "at once"
             self._keeper.send_signal(signal.SIGTERM)
+
+    async def swap(self, verb: str, deadline_s: float) -> bool:
+        """`load` the second artifact, or `rollback`, and wait for the end; whether it ended as asked.
+
+        Raises:
+            FleetError: there is no second artifact, it is refused, or it does not end in time.
+        """
+        if self._second is None:
+            raise FleetError("there is no second artifact to load (--second)")
+        arguments = {"alias": ALIAS, **({"package": str(self._second.resolve())} if verb == "load" else {})}
+        end = time.monotonic() + deadline_s
+        try:
+            number = (await asyncio.to_thread(call, self._fleet.control_socket, verb, arguments))["rollout"]
+            while True:
+                told = await asyncio.to_thread(call, self._fleet.control_socket, "rollouts", {"rollout": number})
+                state = told["rollouts"][0]["state"]
+                if state in ("DONE", "ROLLED_BACK", "REFUSED"):
+                    return bool(state == "DONE")
+                if time.monotonic() > end:
+                    raise FleetError(f"{verb} is {state} after {deadline_s:g} s")
+                await asyncio.sleep(POLL_S)
+        except ControlError as error:
+            raise FleetError(f"{verb}: {error.message}") from None
 
     # ---------------------------------------------------------------- the injector
     def arm(self) -> None:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from calculet_core.history import BOARD_FAULT, BOARD_STALE, FLEET_FAULT_SEEN, FLEET_RESET_GRANTED
 from calculet_perf.client.observation import Asked
 from calculet_perf.client.observation import Seen as Answer
-from calculet_perf.faults import Outcome, Scenario, Seen, judge
-from calculet_perf.shell.fault_fleet import ALIAS, BOARD, FaultFleet, FleetError
+from calculet_perf.faults import Kind, Outcome, Scenario, Seen, judge
+from calculet_perf.shell.fault_fleet import ALIAS, BOARD, FaultFleet, FleetError, Packages
+from calculet_perf.shell.golden_probe import LENGTHS, PATH, golden_answers, golden_question, question
 from calculet_perf.shell.http import AskError, HttpClient, Target
 from calculet_perf.workloads.requests import ids_of
 
-PATH = "/v1/completions"
-SETTLE_S = 1.0
-GOLDEN = (4, 12)
 RESET_BUDGET = 2
-_encode = msgspec.json.Encoder().encode
+BEATS, BEAT_S = 4, 0.02
+"""Heartbeats in a row that must tell of the end state, each at least so long after the one before."""
+GONE_S = 1.0
+"""A board whose worker has no heartbeat any more is looked at for so long."""
+LONGEST_SWAP_S, LONGEST_WAIT_S = 60.0, 5.0
 
 
 class ScenarioRun:
@@ -44,13 +48,19 @@ class ScenarioRun:
             before = await self._golden(client) if await self._serves(client, 30) else None
             if before is None:
                 raise FleetError("golden failed before anything was injected")
-            row = await self._quiet_row()
+            row = await self._told(lambda row: _idle(row), time.monotonic() + scenario.recover_s)
             seen.generation_before, steps = row.get("generation"), row.get("steps") or 0
             fleet.arm()
+            spent = cpu_s(row.get("pid"))
+            begin = time.monotonic()
             for number in range(scenario.load.repeat):
                 if number:
+                    if len(fleet.firings()) >= scenario.planned:
+                        break
                     await self._serves(client, 20)
-                await self._load(client, seen)
+                await self._load(client, seen, before)
+            if spent is not None and (now := cpu_s(row.get("pid"))) is not None:
+                seen.cpu_share = (now - spent) / (time.monotonic() - begin)
             if scenario.expect.exit_code is None:
                 await self._settle(client, seen, before, steps)
         finally:
@@ -62,7 +72,7 @@ class ScenarioRun:
         return judge(scenario, seen)
 
     # ---------------------------------------------------------------- loads
-    async def _load(self, client: HttpClient, seen: Seen) -> None:
+    async def _load(self, client: HttpClient, seen: Seen, before: list[str]) -> None:
         load = self._scenario.load
         if load.kind == "lengths":
             self._count(seen, await self._lengths(client))
@@ -70,13 +80,15 @@ class ScenarioRun:
             leaving, staying = self._client(), load.count // 2
             gone = asyncio.gather(*(leaving.ask(self._asked(), PATH) for _ in range(load.count - staying)))
             rest = asyncio.gather(*(client.ask(self._asked(), PATH) for _ in range(staying)))
-            await asyncio.sleep(0.05)
+            await self._until_working(load.kind)
             leaving.close()
             self._count(seen, [one for one in await gone if one.error_code != "client_interrupted"])
             self._count(seen, await rest)
+        elif load.kind == "swap":
+            await self._swap(client, seen, before)
         elif load.kind == "shutdown":
             answers = asyncio.gather(*(client.ask(self._asked(), PATH) for _ in range(load.count)))
-            await asyncio.sleep(0.1)
+            await self._until_working(load.kind)
             self._fleet.terminate()
             self._count(seen, await answers)
         else:
@@ -88,6 +100,39 @@ class ScenarioRun:
             for found in await asyncio.gather(*(user() for _ in range(load.concurrency))):
                 self._count(seen, found)
 
+    async def _swap(self, client: HttpClient, seen: Seen, before: list[str]) -> None:
+        """To the second artifact and back, while clients go on asking."""
+        answers: list[tuple[int, Answer]] = []
+        over = False
+
+        async def user(number: int) -> None:
+            place = number % len(LENGTHS)
+            while not over:
+                answers.append((place, await client.ask(golden_question(ALIAS, LENGTHS[place]), PATH)))
+
+        users = asyncio.gather(*(user(number) for number in range(self._scenario.load.concurrency)))
+        try:
+            seen.swaps += await self._fleet.swap("load", LONGEST_SWAP_S)
+            after = await self._golden(client)
+            seen.swaps += await self._fleet.swap("rollback", LONGEST_SWAP_S)
+        finally:
+            over = True
+            await users
+        self._count(seen, [answer for _, answer in answers])
+        known = [before, *([after] if after is not None else [])]
+        seen.mixed = sum(
+            answer.error_code is None and answer.token_hash not in {hashes[place] for hashes in known} for place, answer in answers
+        )
+
+    async def _until_working(self, kind: Kind) -> None:
+        """board0 runs something, and where clients are to leave a queue there is one."""
+        deadline = time.monotonic() + LONGEST_WAIT_S
+        while time.monotonic() < deadline:
+            row = await self._row()
+            if row.get("active") and (row.get("waiting") or kind == "leave_running"):
+                return
+            await asyncio.sleep(BEAT_S / 2)
+
     async def _lengths(self, client: HttpClient) -> list[Answer]:
         context = await self._context(client)
         limits = [0, -1, context + 1, 2**31 - 1, 2**31, 2**32, 2**63, 2**64]
@@ -98,34 +143,42 @@ class ScenarioRun:
     def _asked(self, **body: object) -> Asked:
         load = self._scenario.load
         self._numbers += 1
-        given = {
-            "model": ALIAS, "prompt": ids_of(f"fault/{self._numbers}", load.prompt, 33, 123), "max_tokens": load.output,
-            "stream": True, "temperature": 0, "ignore_eos": True, **body,
-        }  # fmt: skip
-        return Asked(self._numbers, _encode(given), f"fault-{self._numbers}", True)
+        prompt = ids_of(f"fault/{self._numbers}", load.prompt, 33, 123)
+        return question(ALIAS, self._numbers, {"prompt": prompt, "max_tokens": load.output, **body})
 
     # ---------------------------------------------------------------- afterwards
     async def _settle(self, client: HttpClient, seen: Seen, before: list[str], steps: int) -> None:
         """Wait for the end state, then golden."""
         scenario, fleet = self._scenario, self._fleet
-        deadline = time.monotonic() + scenario.recover_s
-        row: dict[str, Any] = {}
-        await asyncio.sleep(SETTLE_S)  # what the load broke is in the supervisor's view some heartbeats later
-        while time.monotonic() < deadline:
-            row = await self._row()
-            if state_of(row) == scenario.expect.state and len(fleet.firings()) >= scenario.planned and self._calm(seen):
-                break
-            await asyncio.sleep(0.1)
+
+        def ended(row: dict[str, Any]) -> bool:
+            return state_of(row) == scenario.expect.state and len(fleet.firings()) >= scenario.planned and _idle(row)
+
+        row = await self._told(ended, time.monotonic() + scenario.recover_s)
         fleet.disarm()
         seen.state, seen.generation_after = state_of(row), row.get("generation")
         seen.device_jobs = max(0, (row.get("steps") or 0) - steps)
         if scenario.expect.serves and await self._serves(client, scenario.recover_s):
             seen.golden_after = await self._golden(client) == before
 
-    def _calm(self, seen: Seen) -> bool:
-        """Nothing has changed for a moment: a board that is about to fault still looks Ready."""
-        changes = self._fleet.transitions
-        return bool(changes) and time.monotonic_ns() - changes[-1][0] > SETTLE_S * 1e9
+    async def _told(self, holds: Callable[[dict[str, Any]], bool], deadline: float) -> dict[str, Any]:
+        """board0's row, once several heartbeats in a row that were sent from now on tell that it holds: a board that is about to
+        fault still looks Ready in the one before. The last row when it never does."""
+        count, last, since = 0, time.monotonic(), None
+        while True:
+            row = await self._row()
+            now, age = time.monotonic(), row.get("heartbeat_age_s")
+            if not holds(row):
+                count, since = 0, None
+            elif age is None or row.get("pid") is None:  # no worker that could tell anything
+                since = now if since is None else since
+                if now - since > GONE_S:
+                    return row
+            elif now - age > last + BEAT_S:
+                count, last = count + 1, now - age
+            if count >= BEATS or now > deadline:
+                return row
+            await asyncio.sleep(BEAT_S / 2)
 
     async def _serves(self, client: HttpClient, deadline_s: float) -> bool:
         end = time.monotonic() + deadline_s
@@ -157,29 +210,11 @@ class ScenarioRun:
 
     # ---------------------------------------------------------------- small parts
     async def _golden(self, client: HttpClient) -> list[str] | None:
-        """Hashes of fixed greedy answers, each asked twice per board; None when one failed or two of a kind differ."""
-        hashes = []
-        for length in GOLDEN:
-            given = self._asked(prompt=ids_of(f"golden/{length}", length, 33, 123), max_tokens=8)
-            answers = [await client.ask(given, PATH) for _ in range(2 * len(self._fleet.boards))]
-            found = {answer.token_hash for answer in answers}
-            if any(answer.error_code for answer in answers) or len(found) != 1:
-                return None
-            hashes.append(str(found.pop()))
-        return hashes
+        return await golden_answers(client, ALIAS, len(self._fleet.boards))
 
     async def _context(self, client: HttpClient) -> int:
         models = msgspec.json.decode((await client.fetch("/v1/models")).body)
         return int(models["data"][0]["max_model_len"])
-
-    async def _quiet_row(self) -> dict[str, Any]:
-        """board0's row once its count of steps has stood still over several heartbeats."""
-        row = await self._row()
-        while True:
-            await asyncio.sleep(0.3)
-            last, row = row, await self._row()
-            if last.get("steps") == row.get("steps"):
-                return row
 
     async def _row(self) -> dict[str, Any]:
         return next((row for row in await self._fleet.rows() if row["board"] == BOARD), {})
@@ -195,14 +230,29 @@ class ScenarioRun:
                 seen.codes[answer.error_code] = seen.codes.get(answer.error_code, 0) + 1
 
 
-async def run_scenario(scenario: Scenario, folder: Path, package: Path, trust: Path, device: str) -> Outcome:
+async def run_scenario(scenario: Scenario, folder: Path, packages: Packages, device: str) -> Outcome:
     """One scenario in a folder of its own.
 
     Raises:
         FleetError: the fleet did not come up.
         ConfigError: the package, key or device is wrong.
     """
-    return await ScenarioRun(scenario, FaultFleet(folder, scenario, package, trust, device)).run()
+    return await ScenarioRun(scenario, FaultFleet(folder, scenario, packages, device)).run()
+
+
+def cpu_s(pid: int | None) -> float | None:
+    """CPU seconds of a process so far; None: it is gone, or nobody knows it."""
+    if pid is None:
+        return None
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return float(times.user + times.system)
+
+
+def _idle(row: dict[str, Any]) -> bool:
+    return not any(row.get(what) for what in ("active", "waiting", "inflight"))
 
 
 def state_of(row: dict[str, Any]) -> str | None:

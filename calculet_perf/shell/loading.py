@@ -24,6 +24,11 @@ from calculet_perf.stability import StageRun
 STAGE = "stage.json"
 
 
+def shipped_rules() -> bytes:
+    """`calculet-rules/v1` as it comes with this version."""
+    return resources.files("calculet_perf.rules").joinpath(RULES_FILE).read_bytes()
+
+
 def load_rules(path: Path | None = None) -> tuple[Rules, str]:
     """The shipped rules, or those of a file; and their sha256.
 
@@ -31,7 +36,7 @@ def load_rules(path: Path | None = None) -> tuple[Rules, str]:
         RulesError: they cannot be read or are wrong.
     """
     if path is None:
-        data, source = resources.files("calculet_perf.rules").joinpath(RULES_FILE).read_bytes(), RULES_FILE
+        data, source = shipped_rules(), RULES_FILE
     else:
         data, source = _read(path), str(path)
     return parse_rules(data, source), sha256_hex(data)
@@ -53,7 +58,9 @@ def load_claim(name: str | None, path: Path | None, rules: Rules, default: str) 
     return claim
 
 
-def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = (), faults: Sequence[Path] = ()) -> Evidence:
+def load_evidence(
+    folder: Path, rules: Rules, rules_sha256: str, journals: Sequence[Path] = (), faults: Sequence[Path] = ()
+) -> Evidence:
     """Read a run, with the fault scenarios that the same build went through.
 
     Raises:
@@ -73,11 +80,13 @@ def load_evidence(folder: Path, rules: Rules, journals: Sequence[Path] = (), fau
         reader.device(),
         reader.cases(),
         faults=_faults([folder / FAULTS, *faults]),
-        stage=_stage(folder / STAGE),
+        stage=read_stage(folder / STAGE),
         journal_resets=told.resets if told else (),
         deaths=told.deaths if told else None,
         broken_promises=told.broken if told else None,
         configuration_errors=problems,
+        swaps=told.swaps if told else None,
+        own_rules=rules_sha256 != sha256_hex(shipped_rules()),
     )
 
 
@@ -119,7 +128,12 @@ def _faults(paths: Sequence[Path]) -> list[FaultRun] | None:
     return [outcome for path in found for outcome in read_lines(path, FaultRun)] if found else None
 
 
-def _stage(path: Path) -> StageRun | None:
+def read_stage(path: Path) -> StageRun | None:
+    """What stage a run was meant to be; None: none.
+
+    Raises:
+        RecordError: the file is not what it should be.
+    """
     if not path.exists():
         return None
     try:

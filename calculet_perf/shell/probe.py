@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import json
+import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
 from calculet_perf.manifest import ManifestError
 from calculet_perf.shell.http import AskError, HttpClient, Target
+from calculet_perf.shell.tls import TlsSettings, context_of
 from calculet_perf.validity import round_trip_ms
 from calculet_perf.workloads.facts import ServerFacts, facts_of
 
 PINGS = 21
 
 
-def target_of(url: str, api_key: str | None = None) -> Target:
+def target_of(url: str, api_key: str | None = None, tls: TlsSettings | None = None) -> Target:
     """A server's address.
 
+    Args:
+        tls: how an `https://` server proves who it is; None: by the system's authorities.
+
     Raises:
-        ManifestError: the url is not one that can be measured; names it.
+        ManifestError: the url is not one that can be measured, or the file of authorities cannot be used; names it.
     """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise ManifestError(f"{url}: {error}") from None
-    if parts.scheme != "http" or not parts.hostname:
-        raise ManifestError(f"{url}: must be http://HOST:PORT; put a tunnel in front of what speaks TLS and measure behind it")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ManifestError(f"{url}: must be http://HOST:PORT or https://HOST:PORT")
+    secure = parts.scheme == "https"
+    if tls is not None and not secure:
+        raise ManifestError(f"$.server.tls: {url} is not https://")
+    if secure:
+        tls = tls or TlsSettings()
+        try:
+            context_of(tls)
+        except OSError as error:
+            raise ManifestError(f"$.server.tls.ca_file: {tls.ca_file}: {_why(error)}") from None
     headers = (("authorization", f"Bearer {api_key}"),) if api_key else ()
     root = parts.path.rstrip("/").removesuffix("/v1")
-    return Target(parts.hostname, port or 80, root, headers)
+    return Target(parts.hostname, port or (443 if secure else 80), root, headers, tls)
+
+
+def _why(error: OSError) -> str:
+    return "holds no certificate in PEM form" if isinstance(error, ssl.SSLError) else error.strerror or str(error)
 
 
 async def facts(client: HttpClient, alias: str) -> ServerFacts:

@@ -16,7 +16,7 @@ from calculet_perf.assemble import Assembler, case_record
 from calculet_perf.client.observation import Seen
 from calculet_perf.exposition import fill_ratio
 from calculet_perf.golden import golden_requests, judge
-from calculet_perf.manifest import Manifest
+from calculet_perf.manifest import Manifest, ManifestError
 from calculet_perf.plan import Item, Plan, warm_shapes
 from calculet_perf.records import DeviceRecord, RequestRecord
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, InvalidCode, Phase, RunInfo
@@ -73,7 +73,7 @@ class Runner:
         self.setup, self.info = setup, info
         self._writer, self._client, self._shards, self._screen = writer, client, shards, screen
         self._assembler = Assembler(
-            setup.manifest, setup.facts, exact_prompts=setup.sender.corpus.kind == "ids" and not setup.sender.chat
+            setup.manifest, setup.facts, exact_prompts=setup.sender.sends_ids
         )
         self._boards = Boards(
             client, setup.manifest.run_id, lambda record: writer.append(DEVICE, record), setup.matrix.device_sample_s
@@ -154,6 +154,9 @@ class Runner:
         if all(validity.went_away([record]) for record in records):
             self._invalid("unreachable", f"golden {moment}: no request reached {self._client.target.name}")
             raise Stop
+        if trouble := validity.refused_ids(records, foreign=setup.facts.foreign, ids=setup.sender.sends_ids):
+            info.status = "configuration_invalid"
+            raise ManifestError(trouble)
         setup.expected.hashes, failures = judge(records, setup.expected.hashes)
         outcome = GoldenOutcome(
             moment="before" if moment == "before" else "after", passed=not failures, cases=len(records),
@@ -352,7 +355,7 @@ def new_info(setup: Setup, target: str, version: str, sums: tuple[str, str], pro
     return RunInfo(
         run_id=setup.manifest.run_id, perf_version=version, manifest_sha256=sums[0], matrix_sha256=sums[1],
         matrix_name=setup.matrix.name, started_utc=utc_now(), boot_id=boot_id(), ntp_offset_ms=ntp_offset_ms(), target=target,
-        foreign=setup.facts.foreign, context_tokens=setup.facts.context, processes=processes,
+        foreign=setup.facts.foreign, context_tokens=setup.facts.context, backend=setup.facts.backend, processes=processes,
         planned=[item.name for item in plan.items],
         not_applicable=plan.not_applicable, shortened=plan.shortened, exclusions=list(EXCLUSIONS),
     )  # fmt: skip

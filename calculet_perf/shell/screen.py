@@ -34,14 +34,14 @@ class Screen:
         """A line that stays."""
         self.console.print(text, markup=False, soft_wrap=True)
 
-    def whole(self, total: int, done: int = 0) -> None:
-        """The run's cells."""
-        self._whole = self._bars.add_task("cells", total=total, completed=done)
+    def whole(self, total: int, done: int = 0, name: str = "cells") -> None:
+        """The run's cells, or the seconds of a stage."""
+        self._whole = self._bars.add_task(name, total=total, completed=done)
 
-    def cell_done(self) -> None:
-        """One cell more."""
+    def cell_done(self, count: int = 1) -> None:
+        """One cell, or so many seconds, more."""
         if self._whole is not None:
-            self._bars.advance(self._whole)
+            self._bars.advance(self._whole, count)
 
     def step(self, name: str, total: int) -> None:
         """What is done now replaces what was done before."""
@@ -63,6 +63,12 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.not_applicable:
         lines.append(f"{len(plan.not_applicable)} cells are not applicable:")
         lines += [f"        {lost.case}: {lost.reason}" for lost in plan.not_applicable]
+    return [*lines, *cut_lines(plan)]
+
+
+def cut_lines(plan: Plan) -> list[str]:
+    """What is shorter than the specification asks."""
+    lines = []
     if plan.shortened:
         lines.append("Shortened against the specification, labelled wherever the run appears:")
         lines += [

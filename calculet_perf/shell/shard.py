@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import uvloop
@@ -23,10 +23,11 @@ import uvloop
 from calculet_perf.client.observation import Asked, Seen
 from calculet_perf.shell.http import AskError, HttpClient, Target
 from calculet_perf.shell.timer import Timer, sleep_until
+from calculet_perf.shell.tls import TlsSettings
 
 LEAD_NS = 20_000_000
-BATCH_S = 0.1
-"""What was seen is handed over this often, so that handing over does not disturb what is being watched."""
+BATCH_S, BATCH = 0.5, 64
+"""What was seen is handed over this often, or when so many have ended: every handing over wakes this process and its parent."""
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -37,6 +38,7 @@ class Job(msgspec.Struct, kw_only=True):
     root: str
     path: str
     headers: list[tuple[str, str]]
+    tls: TlsSettings | None = None
     timeout_s: float
     arrival: Literal["closed", "scheduled", "groups"]
     concurrency: int
@@ -64,9 +66,10 @@ class Load:
     """Runs one job; `tell` gets each request's outcome."""
 
     def __init__(self, job: Job, tell: Callable[[Seen], None]) -> None:
-        target = Target(job.host, job.port, job.root, tuple(job.headers))
+        target = Target(job.host, job.port, job.root, tuple(job.headers), job.tls)
         self.client = HttpClient(target, timeout_s=job.timeout_s)
         self._job, self._tell, self._stopped = job, tell, False
+        self._stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Until every request has ended.
@@ -87,6 +90,8 @@ class Load:
     def stop(self) -> None:
         """Send nothing more; what is in flight ends as `client_interrupted`."""
         self._stopped = True
+        if not self._stop.done():
+            self._stop.set_result(None)
         self.client.interrupt()
 
     async def _one(self, asked: Asked, scheduled_ns: int | None = None) -> None:
@@ -127,8 +132,7 @@ class Load:
         timer = Timer(loop, due)
         try:
             due()
-            while not over.done() and not self._stopped:
-                await asyncio.wait([over], timeout=0.2)
+            await asyncio.wait([over, self._stop], return_when=asyncio.FIRST_COMPLETED)
         finally:
             timer.close()
         if tasks:
@@ -145,6 +149,7 @@ class Load:
             await self._scheduled(group, start)
             start = time.monotonic_ns() + LEAD_NS + int(self._job.gap_s * 1e9)
 
+
 # ---------------------------------------------------------------- process
 async def serve() -> None:
     """Jobs from stdin until its end."""
@@ -160,7 +165,17 @@ async def serve() -> None:
 async def _run(job: Job, coming: asyncio.Future[bytes | None]) -> None:
     """One job; it is given up when `coming` says that the input has ended."""
     pending: list[Seen] = []
-    load = Load(job, pending.append)
+
+    def told(seen: Seen) -> None:
+        pending.append(seen)
+        if len(pending) >= BATCH:
+            hand_over()
+
+    def hand_over() -> None:
+        _send(Report(seen=pending[:]))
+        pending.clear()
+
+    load = Load(job, told)
     running = asyncio.ensure_future(load.run())
     collected = gc.isenabled()
     gc.collect()
@@ -169,14 +184,14 @@ async def _run(job: Job, coming: asyncio.Future[bytes | None]) -> None:
     before = _cpu_ns()
     try:
         while not running.done():
-            await asyncio.wait([running], timeout=BATCH_S)
+            waited: list[asyncio.Future[Any]] = [running] if coming.done() else [running, coming]
+            await asyncio.wait(waited, timeout=BATCH_S, return_when=asyncio.FIRST_COMPLETED)
             if coming.done() and coming.result() is None and not running.done():
                 load.stop()
                 await asyncio.wait([running], timeout=5)
                 break
             if pending:
-                _send(Report(seen=pending[:]))
-                pending.clear()
+                hand_over()
     finally:
         if collected:
             gc.enable()

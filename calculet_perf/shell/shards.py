@@ -108,9 +108,7 @@ class Shards:
             share = users // wanted + (number < users % wanted)
             jobs.append(self._job(arrival, list(asked[number::wanted]), max(1, share), gap_s, start_ns))
         applied = Applied([], start_ns, start_ns)
-        await asyncio.gather(
-            *(self._one(shard, job, applied, progress) for shard, job in zip(self._running, jobs, strict=False))
-        )
+        await asyncio.gather(*(self._one(shard, job, applied, progress) for shard, job in zip(self._running, jobs, strict=False)))
         applied.end_ns = time.monotonic_ns()
         applied.seen.sort(key=lambda seen: seen.index)
         return applied
@@ -119,8 +117,8 @@ class Shards:
         target = self.target
         return Job(
             host=target.host, port=target.port, root=target.root, path=self.path, headers=list(target.headers),
-            timeout_s=self.timeout_s, arrival=cast(Any, arrival), concurrency=concurrency, start_ns=start_ns, gap_s=gap_s,
-            asked=asked,
+            tls=target.tls, timeout_s=self.timeout_s, arrival=cast(Any, arrival), concurrency=concurrency, start_ns=start_ns,
+            gap_s=gap_s, asked=asked,
         )  # fmt: skip
 
     async def _one(self, shard: _Process, job: Job, applied: Applied, progress: Callable[[int], None] | None) -> None:

@@ -33,13 +33,15 @@ class Timer:
         self._fd = int(_libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC))
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._spec = _Itimerspec()
+        self._value, self._by_reference = self._spec.it_value, ctypes.byref(self._spec)
         loop.add_reader(self._fd, self._fired)
 
     def at(self, when_ns: int) -> None:
         """Set the time; one that has passed fires at once."""
         when_ns = max(1, when_ns)
-        spec = _Itimerspec(_Timespec(0, 0), _Timespec(when_ns // 1_000_000_000, when_ns % 1_000_000_000))
-        if _libc.timerfd_settime(self._fd, _ABSOLUTE, ctypes.byref(spec), None):
+        self._value.tv_sec, self._value.tv_nsec = divmod(when_ns, 1_000_000_000)
+        if _libc.timerfd_settime(self._fd, _ABSOLUTE, self._by_reference, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
     def close(self) -> None:

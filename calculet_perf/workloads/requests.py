@@ -53,6 +53,11 @@ class Sender(msgspec.Struct, frozen=True, kw_only=True):
     extra_body: dict[str, Any]
 
     @property
+    def sends_ids(self) -> bool:
+        """Prompts are token ids, so that each has exactly its length."""
+        return self.corpus.kind == "ids" and not self.chat
+
+    @property
     def path(self) -> str:
         """Where requests go, under the server's root."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"

@@ -247,7 +247,7 @@ class Endpoints:
             return
         dispatcher = self._app.dispatcher
         views = [view for view in dispatcher.aliases.views() if not dispatcher.tenants.forbids(identity.tenant, view.alias)]
-        data = [self._describe(view) for view in views if self._boards(view)]
+        data = [self._describe(view) for view in views if self._boards(view) or view.parks]
         exchange.respond(200, _encode({"object": "list", "data": data}))
 
     def _model(self, exchange: Exchange) -> None:
@@ -259,7 +259,7 @@ class Endpoints:
             self._fail(exchange, forbidden)
         elif isinstance(found, CalculetError):
             self._fail(exchange, found)
-        elif not self._boards(found):
+        elif not self._boards(found) and not found.parks:
             self._fail(exchange, NoReadyWorker(f"no worker is ready to serve {name!r}"))
         else:
             exchange.respond(200, _encode(self._describe(found)))
@@ -282,6 +282,7 @@ class Endpoints:
                 "profiles": view.profiles,
                 "capability": view.capability,
                 "backend": view.backend,
+                "state": "ready" if workers else "waits",
                 "generations": {worker.board: worker.view.generation for worker in workers},
             },
         }

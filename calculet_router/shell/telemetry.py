@@ -43,6 +43,10 @@ class RouterTelemetry:
         self._first = Times("calculet_router_ttft_seconds", self.collectors, constant)
         self._between = Times("calculet_router_tpot_seconds", self.collectors, constant)
         self._whole = Times("calculet_router_e2e_seconds", self.collectors, constant)
+        self.take_limits(config)
+
+    def take_limits(self, config: RouterConfig) -> None:
+        """Show what holds."""
         for field in fields(config):
             value = getattr(config, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):

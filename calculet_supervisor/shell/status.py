@@ -11,9 +11,11 @@ Fields are only ever added within a version of the schema. Absent is null, never
                  "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "max_inflight", "pingpong_off",
                  "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
-                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
+                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes",
+                 "time_shared": null or {"aliases", "resident", "waiting": {alias: {"requests", "oldest_s"}}, "switches",
+                                         "min_residence_s", "max_wait_s"}}],
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
-                  "versions": [{"digest", "requests", "failed"}]}]}
+                  "versions": [{"digest", "requests", "failed"}], "waiting": {alias: {"count", "oldest_ns"}}}]}
 
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.
@@ -28,6 +30,7 @@ import msgspec
 from calculet_core.config import BoardConfig
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.worker_process import ProcessState
+from calculet_core.wire import WorkerReport
 from calculet_supervisor.health import SERVING
 from calculet_supervisor.life import Life
 from calculet_supervisor.reconcile import Reconciler
@@ -49,7 +52,7 @@ _COPIED = (
 
 def board_status(
     board: BoardConfig, alias: str, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int,
-    condemned: str | None = None,
+    condemned: str | None = None, time_shared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One board's row."""
     report, life = seen.report, reconciler.lives.get(board.name)
@@ -70,7 +73,8 @@ def board_status(
         "resets_left": resets.left(board.name, now_ns),
         "why": why(life, seen, condemned),
         "condemned": condemned,
-        "probation": wish.prove,
+        "probation": wish.probation,
+        "time_shared": time_shared,
         "process": life.state.name if life else "ABSENT",
         "failures": life.restarts.failures if life else 0,
         "restarts_left": life.restarts.left(now_ns) if life else None,
@@ -85,7 +89,8 @@ def router_status(seen: RouterSeen) -> dict[str, Any]:
     """One router's row."""
     report = msgspec.structs.asdict(seen.report)
     counted = [{"digest": one.digest, "requests": one.requests, "failed": one.failed} for one in seen.report.versions]
-    return {**report, "versions": counted, "router": f"{seen.report.router:08x}"}
+    waiting = {alias: msgspec.structs.asdict(wait) for alias, wait in seen.report.waiting.items()}
+    return {**report, "versions": counted, "waiting": waiting, "router": f"{seen.report.router:08x}"}
 
 
 def rollout_status(rollout: Rollout) -> dict[str, Any]:
@@ -106,8 +111,16 @@ def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str
     if condemned is not None:
         return f"set aside: {condemned}"
     if report is not None:
-        return report.condemned or report.fault_detail or report.command_error or report.fault
+        wrong = report.condemned or report.fault_detail or report.command_error or report.fault
+        return wrong or (_waits_for_reset(life, report) if life else None)
     return life.why if life else None
+
+
+def _waits_for_reset(life: Life, report: WorkerReport) -> str | None:
+    answer = life.reset
+    if answer is None or answer.reason is None or (answer.epoch, answer.generation) != (report.epoch, report.generation):
+        return None
+    return f"waits for a reset before it is loaded: {answer.reason}"
 
 
 def outlook(life: Life | None, seen: BoardSeen, aside: str | None = None) -> dict[str, Any]:

@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+import schemathesis
 from builders_browser import Browser, Page, a_browser, chromium
 from builders_fleet import Fleet, Packages, free_port, until
+from hypothesis import strategies as st
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +94,45 @@ def test_a_killed_board_is_seen_from_the_page_and_comes_back(fleet: Fleet) -> No
     again = seen(fleet, lambda snapshot: board(snapshot, "board0")["state"] == "READY" and board(snapshot, "board0")["pid"] != pid)
     told = {event["event"] for event in again["events"] if event["board"] == "board0"}
     assert {"fleet.worker_exited", "fleet.worker_started"} <= told and "fleet.view_published" not in told
+
+
+def test_its_document_describes_every_path_and_its_answers_keep_to_it(fleet: Fleet) -> None:
+    url = f"http://127.0.0.1:{fleet.admin}"  # type: ignore[attr-defined]
+    document = json.loads(ask(fleet, "/openapi.json")[2])
+    assert set(document["paths"]) == {"/", "/snapshot.json", "/events", "/openapi.json"}
+    assert document["components"]["schemas"]["Snapshot"]["properties"]["points"], "made from what it is built of"
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+    checks = [status_code_conformance, content_type_conformance, response_schema_conformance]
+    answers: dict[str, list[int]] = {"/": [], "/snapshot.json": [], "/openapi.json": []}
+    for path in answers:
+
+        @hypothesis.settings(
+            max_examples=10, deadline=None, derandomize=True, database=None, phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )  # fmt: skip
+        @hypothesis.given(
+            case=schema[path]["GET"].as_strategy(),
+            query=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2),
+            header=st.text("abc;=/*,", max_size=20),
+        )
+        def check(case: Any, query: dict[str, str], header: str) -> None:
+            response = case.call(params=query, headers={"Accept": header}, timeout=60)
+            answers[path].append(response.status_code)  # noqa: B023
+            case.validate_response(response, checks=checks)
+
+        check()
+        assert set(answers[path]) == {200}, path
+    with_stream = seen(fleet, lambda snapshot: True)
+    assert set(with_stream) == set(document["components"]["schemas"]["Snapshot"]["required"])
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_whatever_else_is_sent_is_an_error_of_the_document(fleet: Fleet, method: str) -> None:
+    for path in ("/", "/snapshot.json", "/events", "/openapi.json", "/../etc/passwd", "/%00", "/snapshot.json/", "//"):
+        status, headers, body = ask(fleet, path, method)
+        assert status == 405 and headers["allow"] == "GET, HEAD", (path, body)
+        assert json.loads(body)["error"]["code"] == "method_not_allowed"
+    assert ask(fleet, "/%2e%2e/openapi.json")[0] == 404
 
 
 def test_load_shows_as_points_of_the_charts(fleet: Fleet) -> None:

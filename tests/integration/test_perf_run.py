@@ -13,11 +13,12 @@ import pytest
 import yaml
 from builders_fleet import BIN, Fleet, Packages, free_port, until
 from builders_mock_server import a_mock_server
-from builders_perf_records import MANIFEST
+from builders_perf import MANIFEST
 
 from calculet_perf.joins import StepJoin
 from calculet_perf.records import RequestRecord
 from calculet_perf.runinfo import RunInfo
+from calculet_perf.shell.loading import read_stage
 from calculet_perf.shell.run_dir import RunReader
 
 PASS, CORRECTNESS, INVALID, INFRASTRUCTURE = 0, 1, 2, 3
@@ -65,7 +66,11 @@ def test_a_foreign_server_is_measured_and_what_it_does_not_tell_is_null(tmp_path
     assert (info.status, info.foreign, info.context_tokens, info.injector_armed) == ("complete", True, None, None)
     assert [one.passed for one in info.golden] == [True, True]
     assert info.notes == ["the server tells nothing of its boards: device.jsonl is empty"]
-    assert {cut.what for cut in info.shortened} >= {"idle sampling", "warm-up of each shape", "samples of burst/b3/p4/o3/greedy/stream"}
+    assert {cut.what for cut in info.shortened} >= {
+        "idle sampling",
+        "warm-up of each shape",
+        "samples of burst/b3/p4/o3/greedy/stream",
+    }
     assert len(found) == 4 * 3 + 6 + 10 + 3
     assert all(record.ok and record.quality.clock_complete for record in found)
     for record in found:
@@ -113,7 +118,16 @@ def test_a_server_that_goes_away_ends_the_run_as_infrastructure(tmp_path: Path) 
     cells = [{"kind": "closed", "concurrency": [2], "prompt": 4, "output": 400, "requests": 60}]
     with a_mock_server(tmp_path, gap_ms=1) as server:
         manifest = files(tmp_path, server.url, cells)
-        command = [str(BIN / "calculet-perf"), "run", str(manifest), "--out", str(tmp_path / "run"), "--no-selftest", "--warmups", "0"]
+        command = [
+            str(BIN / "calculet-perf"),
+            "run",
+            str(manifest),
+            "--out",
+            str(tmp_path / "run"),
+            "--no-selftest",
+            "--warmups",
+            "0",
+        ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         until(lambda: len(server.log.read_text().splitlines()) > 10, "requests of the cell ended")
         server.stop()
@@ -159,6 +173,21 @@ def test_golden_that_fails_ends_the_run_before_anything_is_measured(tmp_path: Pa
     assert records(tmp_path / "run") == []
 
 
+def test_a_server_that_takes_no_token_ids_is_a_matter_of_the_matrix_and_not_a_wrong_answer(tmp_path: Path) -> None:
+    cells = [{"kind": "single", "prompts": [4], "outputs": [4], "requests": 2}]
+    with a_mock_server(tmp_path, text_only=True) as server:
+        manifest = files(tmp_path, server.url, cells)
+        for verb in (["run", manifest, "--out", tmp_path / "ids", "--no-selftest"], ["golden", manifest]):
+            done = perf(*verb)
+            assert done.returncode == INVALID, done.stderr
+            assert "`corpus: {kind: text}` in the matrix" in done.stderr and "Traceback" not in done.stderr
+        assert info_of(tmp_path / "ids").status == "configuration_invalid"
+        manifest = files(tmp_path, server.url, cells, matrix={"corpus": {"kind": "text"}})
+        assert perf("run", manifest, "--out", tmp_path / "text", "--no-selftest").returncode == PASS
+        judged = perf("report", tmp_path / "text", "--no-pdf")
+    assert judged.returncode == PASS, judged.stdout
+
+
 def test_golden_is_recorded_and_checked_alone(tmp_path: Path) -> None:
     with a_mock_server(tmp_path) as server:
         manifest = files(tmp_path, server.url)
@@ -177,7 +206,16 @@ def test_ctrl_c_keeps_what_is_done_and_resume_measures_the_rest(tmp_path: Path) 
     cells = [{"kind": "single", "prompts": [4], "outputs": list(range(20, 28)), "requests": 4}]
     with a_mock_server(tmp_path, gap_ms=4) as server:
         manifest = files(tmp_path, server.url, cells)
-        command = [str(BIN / "calculet-perf"), "run", str(manifest), "--out", str(tmp_path / "run"), "--no-selftest", "--warmups", "0"]
+        command = [
+            str(BIN / "calculet-perf"),
+            "run",
+            str(manifest),
+            "--out",
+            str(tmp_path / "run"),
+            "--no-selftest",
+            "--warmups",
+            "0",
+        ]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
         lines = tmp_path / "run" / "cases.jsonl"
         until(lambda: lines.exists() and len(lines.read_text().splitlines()) >= 2, "two cells done")
@@ -296,6 +334,46 @@ def test_a_shortened_stage_says_so_everywhere(tmp_path: Path) -> None:
     cases = list(RunReader(tmp_path / "soak").cases())
     assert [case.round for case in cases] == list(range(len(cases))), "one after the other"
     assert {record.case.class_name for record in records(tmp_path / "soak")} >= {"short"}
+
+
+def test_a_stage_goes_on_after_ctrl_c_and_says_that_it_was_interrupted(tmp_path: Path) -> None:
+    out = tmp_path / "soak"
+    options = ["--target-qps", "10", "--seconds", "12", "--out", out, "--idle", "0.1", "--warmups", "1"]
+    with a_mock_server(tmp_path) as server:
+        manifest = files(tmp_path, server.url)
+        command = [str(part) for part in (BIN / "calculet-perf", "soak", manifest, "--stage", "dev", *options)]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        lines = out / "cases.jsonl"
+        until(lambda: lines.exists() and len(lines.read_text().splitlines()) >= 2, "two segments done")
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == INFRASTRUCTURE, stderr
+        assert f"calculet-perf soak ... --out {out} --resume" in stderr
+        left = json.loads((out / "stage.json").read_text())
+        assert 0 < left["done_s"] < 12
+        other = perf("soak", manifest, "--stage", "dev", *options[:2], "--seconds", "7", *options[4:], "--resume")
+        assert (other.returncode, "holds a stage dev for 12 s" in other.stderr) == (INVALID, True)
+        done = perf("soak", manifest, "--stage", "dev", *options, "--resume")
+    assert done.returncode == PASS, done.stderr
+    stage, info = read_stage(out / "stage.json"), info_of(out)
+    assert stage is not None
+    assert (info.status, info.sessions, stage.sessions) == ("complete", 2, 2)
+    assert 12 <= stage.done_s < 60
+    assert 0 < stage.longest_pause_s < 600
+    assert any("interrupted and resumed once" in label for label in stage.labels())
+    rounds = [case.round for case in RunReader(out).cases()]
+    assert rounds == list(range(len(rounds))), "what was done was not done again"
+    assert {record.case.round for record in records(out)} == set(rounds), "and nothing of an unfinished segment is left"
+
+
+def test_a_dry_run_of_a_stage_prints_its_load(tmp_path: Path) -> None:
+    with a_mock_server(tmp_path) as server:
+        done = perf("soak", files(tmp_path, server.url), "--stage", "candidate", "--target-qps", "2", "--dry-run")
+        assert server.sent() == {}
+    assert done.returncode == PASS, done.stderr
+    assert "stage candidate: 8 h 00 min of load" in done.stdout
+    assert "70% of 128+32, 20% of 2048+128, 10% of 16384+256 tokens" in done.stdout
+    assert "soak/candidate/burst/b16" in done.stdout
 
 
 def test_an_api_key_comes_from_the_environment_and_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The conformance page names only what exists: files, names in them, tests, metrics."""
+"""The pages on conformance and behaviours name only what exists: files, names in them, tests, metrics."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from calculet_core.metrics import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "conformance.md").read_text()
-TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+BEHAVIOURS = (ROOT / "docs" / "reference" / "behaviours.md").read_text()
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE + BEHAVIOURS)))
 HELD = sorted(set(re.findall(r"`(calculet_\w+/[\w/]+\.py): (\w+)`", PAGE)))
-METRICS = sorted(set(re.findall(r"`(calculet_(?:worker|router|supervisor)_\w+)`", PAGE)))
+METRICS = sorted(set(re.findall(r"`(calculet_(?:worker|router|supervisor)_\w+)`", PAGE + BEHAVIOURS)))
 
 
 @cache
@@ -36,7 +37,7 @@ def test_every_named_metric_exists() -> None:
     assert set(METRICS) <= {metric.name for metric in CATALOGUE}
 
 
-@pytest.mark.parametrize("section", ["§1", "§2", "§3", "§4", "§5", "§6", "§7", "§8", "§9", "§14", "§15", "§16", "§17", "§18", "§19", "§20"])
+@pytest.mark.parametrize("section", ["§1", "§2", "§3", "§4", "§5", "§6", "§7", "§8", "§9", "§10", "§11", "§12", "§13", "§14", "§15", "§16", "§17", "§18", "§19", "§20", "Acceptance §12.3"])
 def test_every_section_has_its_rows(section: str) -> None:
     part = re.search(rf"^## {section} .*?(?=^## |\Z)", PAGE, re.M | re.S)
     assert part is not None and part[0].count("\n| ") >= 3, f"{section} has no table"
@@ -47,3 +48,10 @@ def test_every_row_is_held_or_names_the_missing_proof() -> None:
     assert len(rows) > 60
     for row in rows:
         assert "::" in row or "**Vendor**" in row, row
+
+
+def test_every_behaviour_is_shown_by_a_test() -> None:
+    rows = [line for line in BEHAVIOURS.splitlines() if line.startswith("| ") and not line.startswith(("| pain", "| ---"))]
+    assert len(rows) > 50
+    for row in rows:
+        assert "::" in row.split(" | ")[2], row

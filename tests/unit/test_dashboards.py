@@ -24,7 +24,7 @@ NOT_SHOWN = {
     "calculet_router_limit", "calculet_supervisor_limit", "calculet_supervisor_worker_up", "calculet_router_lookups",
     "calculet_router_open_lookups", "calculet_worker_requests", "calculet_worker_tokens", "calculet_worker_resets",
     "calculet_worker_tenant_tokens", "calculet_worker_tenant_active", "calculet_supervisor_bad_messages",
-    "calculet_worker_tenant_waiting_tokens",
+    "calculet_worker_tenant_waiting_tokens", "calculet_supervisor_chaos_enabled", "calculet_supervisor_chaos_orders",
 }  # fmt: skip
 """Limits are compared with in alerts; the others are shown in another form (the router's or the supervisor's view of the same)."""
 

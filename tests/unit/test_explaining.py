@@ -15,9 +15,8 @@ from calculet_core import history
 from calculet_core.clock import MS
 from calculet_core.history import Event
 from calculet_core.ids import request_id_text
-from calculet_core.shell.journal import Journal
+from calculet_core.shell.journal import Journal, Tail
 from calculet_supervisor.cli import main
-from calculet_supervisor.commands.journals import Tail
 from calculet_supervisor.explaining import explain, words
 
 REQUEST = 0xA414632700000001
@@ -152,3 +151,17 @@ def test_following_a_journal_loses_nothing_to_its_rotation(tmp_path: Path) -> No
         seen += [event.data["number"] for event in tail.more()]
     writer.join()
     assert seen == list(range(200))
+
+
+def test_faults_on_purpose_are_part_of_the_story_of_whom_they_hit() -> None:
+    own = [Event(history.REQUEST_ACCEPTED, 0, 7), Event(history.REQUEST_SENT, 1, 7, 1, "board0", 3), Event(history.REQUEST_DONE, 900, 7, 1, data={"outcome": "failed"})]
+    def fired(process: str, board: str | None, fault: str) -> Event:
+        return Event(history.CHAOS_FIRED, 5, board=board, data={"order": "o1", "fault": fault, "process": process})
+
+    others = [fired("worker-board0", "board0", "kill_worker decoding"), fired("worker-board1", "board1", "frames slow"), fired("router", None, "full_disk router")]
+    story = explain(7, own, others)
+    assert story is not None
+    told = [(line.who, line.text) for line in story.lines if line.event.event == history.CHAOS_FIRED]
+    assert told == [("worker-board0", "on purpose: kill_worker decoding (order o1)"), ("router", "on purpose: full_disk router (order o1)")]
+    applied = Event(history.FLEET_CONFIGURED, 0, board="-", data={"version": 3, "changes": ["$.tenants[a].weight"], "uid": 0})
+    assert words(applied) == "configuration version 3 was applied by uid 0: $.tenants[a].weight"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders_perf_records import a_request_record
+from builders_perf import a_request
 
 from calculet_perf.capacity import MAX_TRIALS, Outcome, Search, Trial, judge
 from calculet_perf.records import OpenLoop, RequestRecord
@@ -84,7 +84,9 @@ def a_window(count: int = 400, *, service_ms: float = 50, growth_ms: float = 0.0
     records = []
     for index in range(count):
         start, length = index * 100.0, service_ms + growth_ms * index
-        record = a_request_record(start_ms=start, ttft_ms=length / 2, e2e_ms=length, error_code="over_capacity" if index < failed else None)
+        record = a_request(
+            start_s=start / 1e3, ttft_ms=length / 2, e2e_ms=length, error="over_capacity" if index < failed else None
+        )
         at = round(start * MS)
         record.open_loop = OpenLoop(scheduled_start_ns=at, send_delay_ms=0.0, ttft_ms=length / 2, e2e_ms=length)
         records.append(record)

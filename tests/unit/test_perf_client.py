@@ -63,7 +63,9 @@ def test_a_role_chunk_is_an_event_and_no_token() -> None:
     assert (answer.finish_reason, answer.done, answer.error_code) == ("stop", True, None)
 
 
-@pytest.mark.parametrize("delta", [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}])
+@pytest.mark.parametrize(
+    "delta", [{"reasoning_content": "hm"}, {"reasoning": "hm"}, {"tool_calls": [{"index": 0}]}, {"refusal": "no"}]
+)
 def test_tokens_on_any_channel_are_tokens(delta: dict[str, Any]) -> None:
     assert read(chat("", role="assistant"), chat(**delta)).first_token_ns == 1
 
@@ -121,12 +123,52 @@ def test_events_out_of_one_read_are_coalesced() -> None:
     assert (answer.token_events, answer.coalesced) == (5, 2)
 
 
+TEXTS = st.text(alphabet='ab "\\\n\té€{}:,', max_size=6)
+SHAPES: list[dict[str, Any]] = [
+    {"delta": {}}, {"delta": {"role": "assistant"}}, {"delta": {"reasoning_content": "a"}}, {"text": ""}, {"text": "", "token_ids": [1, 2]},
+    {"text": "", "logprobs": {"tokens": ["a"]}},
+]  # fmt: skip
+BESIDE: list[dict[str, Any]] = [{}, {"calculet": {"tokens": 1}}, {"calculet": {"tokens": 2}}, {"usage": {"completion_tokens": 3}},
+                                {"timings": {"predicted_n": 1}}, {"system_fingerprint": "a"}]  # fmt: skip
+ONE_EVENT = st.tuples(TEXTS, st.sampled_from(SHAPES), st.sampled_from(BESIDE), st.sampled_from([None, "stop"]), st.booleans())
+
+
+def an_event(text: str, shape: dict[str, Any], beside: dict[str, Any], finish: str | None, spaces: bool) -> bytes:
+    choice = {"index": 0, **shape, "finish_reason": finish}
+    if "delta" in shape:
+        choice["delta"] = {**shape["delta"], "content": text}
+    else:
+        choice["text"] = text
+    return json.dumps({"id": "a", "choices": [choice], **beside}, separators=None if spaces else (",", ":")).encode()
+
+
+@given(st.lists(ONE_EVENT, max_size=4), st.lists(st.integers(0, 3), max_size=20))
+def test_events_that_are_like_an_earlier_one_are_read_as_if_they_were_not(kinds: list[Any], order: list[int]) -> None:
+    """What a stream's shape spares is only the reading: every number, hash and time is that of an answer read event by event."""
+    events = [an_event(*kinds[place % len(kinds)]) for place in order] if kinds else []
+    quick, slow = AnswerReader(), AnswerReader()
+    slow._shape.misses = 10**9
+    for place, event in enumerate(events):
+        quick.event(event, place, place // 2)
+        slow.event(event, place, place // 2)
+    for name in (*AnswerReader.__slots__, "token_hash", "output_tokens"):
+        if name not in ("_shape", "_digest"):
+            assert getattr(quick, name) == getattr(slow, name), name
+
+
+def test_a_plain_stream_is_read_by_its_shape() -> None:
+    answer = read(*({"id": "a", "choices": [{"index": 0, "text": f"w{n}", "finish_reason": None}]} for n in range(20)))
+    assert (answer._shape.misses, answer.token_events) == (1, 20)
+
+
 def test_an_error_event_is_a_failure_with_the_servers_code() -> None:
     answer = read(chat("a"), {"error": {"message": "gone", "code": "worker_lost"}})
     assert (answer.error_code, answer.error_message) == ("worker_lost", "gone")
 
 
-@pytest.mark.parametrize(("error", "code"), [("boom", "stream_error"), ({"type": "server_error"}, "server_error"), ({}, "stream_error")])
+@pytest.mark.parametrize(
+    ("error", "code"), [("boom", "stream_error"), ({"type": "server_error"}, "server_error"), ({}, "stream_error")]
+)
 def test_an_error_event_without_a_code_is_still_a_failure(error: Any, code: str) -> None:
     assert read({"error": error}).error_code == code
 
@@ -147,7 +189,11 @@ def test_what_is_not_json_is_a_bad_event() -> None:
 
 def test_a_whole_answer_has_no_token_times() -> None:
     answer = AnswerReader()
-    body = {"id": "x", "choices": [{"text": "ab", "finish_reason": "length"}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    body = {
+        "id": "x",
+        "choices": [{"text": "ab", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+    }
     answer.body(json.dumps(body).encode(), 200, 9)
     assert (answer.first_event_ns, answer.first_token_ns, answer.output_tokens, answer.error_code) == (9, None, 2, None)
     body["calculet"] = {"choices": [{"index": 0, "tokens": 2, "token_hash": "ab", "device_ms": 3.0}]}  # type: ignore[assignment]
@@ -173,7 +219,9 @@ def test_bodies_that_are_no_answers(body: bytes, status: int, code: str) -> None
 
 # ---------------------------------------------------------------- outcomes
 def test_usage_is_believed_and_a_mismatch_is_flagged() -> None:
-    answer = read({"choices": [{"text": "a", "token_ids": [1]}]}, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+    answer = read(
+        {"choices": [{"text": "a", "token_ids": [1]}]}, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+    )
     got = seen(Asked(0, b"", "r", True), answer, ClientNs(request_start=0), 200, None, None)
     assert got.output_tokens == 2
     assert got.chunks is not None
@@ -181,7 +229,9 @@ def test_usage_is_believed_and_a_mismatch_is_flagged() -> None:
 
 
 def test_a_clock_is_complete_only_in_order() -> None:
-    clock = ClientNs(request_start=1, headers_sent=2, response_headers=3, first_event=4, first_token=5, last_token=6, response_end=7)
+    clock = ClientNs(
+        request_start=1, headers_sent=2, response_headers=3, first_event=4, first_token=5, last_token=6, response_end=7
+    )
     assert clock_complete(clock, stream=True, tokens=5)
     clock.first_token = 8
     assert not clock_complete(clock, stream=True, tokens=5)

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 from builders_perf import a_run_folder
 from builders_perf_board import BoardRun
@@ -135,6 +136,19 @@ def test_the_report_shows_its_counterexamples_and_fetches_nothing(tmp_path: Path
     for figure in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
         ET.fromstring(figure)
     assert (folder / "report.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_what_a_run_and_its_report_hold_is_what_the_shipped_schemas_say(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", board_run(1, count=60))
+    run("report", folder, "--no-pdf")
+    texts = {"report": [(folder / "report.json").read_text()], "run": [(folder / "run.json").read_text()]}
+    texts |= {name: (folder / f"{name}.jsonl").read_text().splitlines() for name in ("requests", "steps")}
+    for name, objects in texts.items():
+        validator = jsonschema_rs.validator_for(json.loads(run("schema", name).output))
+        for text in objects:
+            validator.validate(json.loads(text))
+        with pytest.raises(jsonschema_rs.ValidationError):
+            validator.validate({**json.loads(objects[0]), "schema": "calculet-perf-other/v1"})
 
 
 def test_a_report_is_the_same_for_the_same_seed(tmp_path: Path) -> None:

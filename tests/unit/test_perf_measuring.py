@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from builders_perf_records import MANIFEST, a_request_record
+from builders_perf import MANIFEST, a_request
 
 from calculet_perf.assemble import burst_spread_ms, nearest_rank, steady_window, tokens_in
 from calculet_perf.exposition import boards_of, device_record, fill_ratio, injector_armed, samples_of, throttled
@@ -41,18 +41,18 @@ SENDER = sender_of(MAN, MATRIX, foreign=False)
 def test_a_closed_loop_is_steady_while_all_users_are_at_work() -> None:
     # Two users: starts at 0 and 10, then 100 and 120; the last one ends at 220.
     spans = [(0, 100), (10, 110), (100, 100), (120, 100)]
-    records = [a_request_record(start_ms=start, e2e_ms=length) for start, length in spans]
+    records = [a_request(start_s=start / 1e3, e2e_ms=length) for start, length in spans]
     assert steady_window(records, 2) == (10 * MS, 120 * MS)
 
 
 def test_an_open_loop_is_steady_from_the_first_send_to_the_last() -> None:
-    records = [a_request_record(start_ms=start, e2e_ms=500) for start in (5, 40, 300)]
+    records = [a_request(start_s=start / 1e3, e2e_ms=500) for start in (5, 40, 300)]
     assert steady_window(records, None) == (5 * MS, 300 * MS)
     assert steady_window(records[:1], None) is None
 
 
 def test_tokens_of_a_window_are_spread_between_first_and_last() -> None:
-    record = a_request_record(ttft_ms=10, e2e_ms=110, tokens=11)  # one each 10 ms from 10 to 110
+    record = a_request(ttft_ms=10, e2e_ms=110, tokens=11)  # one each 10 ms from 10 to 110
     assert tokens_in([record], 0, 200 * MS) == 11
     assert tokens_in([record], 0, 60 * MS) == 6
     assert tokens_in([record], 60 * MS, 200 * MS) == 5
@@ -60,14 +60,14 @@ def test_tokens_of_a_window_are_spread_between_first_and_last() -> None:
 
 
 def test_failures_make_no_tokens_and_unknown_counts_make_no_number() -> None:
-    failed = a_request_record(error_code="worker_lost")
+    failed = a_request(error="worker_lost")
     assert tokens_in([failed], 0, 200 * MS) == 0
-    assert tokens_in([a_request_record(tokens=None)], 0, 200 * MS) is None
+    assert tokens_in([a_request(tokens=None)], 0, 200 * MS) is None
 
 
 def test_a_burst_is_as_wide_as_its_widest_group() -> None:
     starts = [0, 1, 3, 100, 100, 107]
-    records = [a_request_record(start_ms=start, index=index) for index, start in enumerate(starts)]
+    records = [a_request(start_s=start / 1e3, index=index) for index, start in enumerate(starts)]
     assert burst_spread_ms(records, 3) == 7
 
 
@@ -160,7 +160,7 @@ def a_case(**fields: Any) -> CaseRecord:
 
 
 def trouble(case: CaseRecord | None = None, records: list[RequestRecord] | None = None) -> str | None:
-    found = case_trouble(case or a_case(), records or [a_request_record()], MATRIX)
+    found = case_trouble(case or a_case(), records or [a_request()], MATRIX)
     return None if found is None else found.code
 
 
@@ -176,11 +176,11 @@ def test_a_wide_burst_is_invalid() -> None:
 
 
 def test_incomplete_clocks_and_a_broken_network_are_infrastructure_and_failures_are_not() -> None:
-    assert trouble(records=[a_request_record(clock_complete=False)]) == "clock"
-    assert trouble(records=[a_request_record(error_code="network_broken")]) == "network"
-    assert trouble(records=[a_request_record(error_code="worker_lost", clock_complete=False)]) is None
-    assert went_away([a_request_record(error_code="connect_refused")])
-    assert not went_away([a_request_record(error_code="over_capacity")])
+    assert trouble(records=[a_request(clock_complete=False)]) == "clock"
+    assert trouble(records=[a_request(error="network_broken")]) == "network"
+    assert trouble(records=[a_request(error="worker_lost", clock_complete=False)]) is None
+    assert went_away([a_request(error="connect_refused")])
+    assert not went_away([a_request(error="over_capacity")])
 
 
 def test_a_clock_that_stood_still_is_found_and_a_stepped_wall_clock_is_noted() -> None:
@@ -207,7 +207,7 @@ def test_round_trip_and_jitter() -> None:
 
 # ---------------------------------------------------------------- golden
 def golden_record(prompt: int, token_hash: str | None, number: int = 0, **fields: Any) -> RequestRecord:
-    record = a_request_record(case=f"golden/p{prompt}/o4", round=number, tokens=4, **fields)
+    record = a_request(case=f"golden/p{prompt}/o4", round=number, tokens=4, **fields)
     record.result.token_hash = token_hash
     return record
 
@@ -224,7 +224,7 @@ def test_answers_that_agree_are_learned_and_then_expected() -> None:
     [
         (golden_record(8, "text:a"), "another kind of hash"),
         (golden_record(8, None), "the answer is empty"),
-        (golden_record(8, None, error_code="bad_output"), "failed with bad_output"),
+        (golden_record(8, None, error="bad_output"), "failed with bad_output"),
     ],
 )
 def test_every_other_golden_answer_is_a_failure(record: RequestRecord, words: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders_perf_records import MANIFEST, a_request_record
+from builders_perf import MANIFEST, a_request, an_info
 
 from calculet_perf.commands.schema import SCHEMAS, schema_bytes
 from calculet_perf.manifest import ManifestError, dump_manifest, parse_manifest
@@ -43,7 +43,7 @@ STEP_FIELDS = (
 
 
 def test_a_request_has_exactly_the_specified_sections() -> None:
-    line = json.loads(to_line(a_request_record()))
+    line = json.loads(to_line(a_request()))
     assert line["schema"] == "calculet-perf-request/v1"
     assert set(line) >= {"run_id", "request_id", "model_alias", "model_generation", "calbin_sha256"}
     for section, fields in SPECIFIED.items():
@@ -70,6 +70,12 @@ def test_durations_follow_the_formulas() -> None:
     )  # fmt: skip
     got = durations(clock, 10)
     assert (got.ttfh, got.ttfe, got.ttft, got.tpot, got.e2e) == (10, 11, 20, 10, 115)
+
+
+def test_tokens_per_second_of_a_request_are_those_after_the_first_over_its_decode_time() -> None:
+    assert a_request(tokens=11, tpot_ms=20).output_tokens_per_s == pytest.approx(10 / 0.2)
+    assert a_request(tokens=1).output_tokens_per_s is None
+    assert a_request(tokens=3, tpot_ms=0).output_tokens_per_s is None, "three tokens at once have no rate"
 
 
 @pytest.mark.parametrize("tokens", [None, 0, 1])
@@ -133,11 +139,9 @@ def test_broken_yaml_names_the_line() -> None:
 
 # ---------------------------------------------------------------- files
 def test_a_run_is_written_and_read_back(tmp_path: Path) -> None:
-    from builders_perf_records import a_run_info
-
     writer = RunWriter(tmp_path / "run")
-    writer.put_info(a_run_info())
-    records = [a_request_record(request_id=f"r{n}") for n in range(3)]
+    writer.put_info(an_info())
+    records = [a_request(f"r{n}") for n in range(3)]
     for record in records:
         writer.append(REQUESTS, record)
     writer.close()
@@ -147,22 +151,22 @@ def test_a_run_is_written_and_read_back(tmp_path: Path) -> None:
 
 
 def test_half_a_line_is_refused_with_file_and_line(tmp_path: Path) -> None:
-    whole = to_line(a_request_record())
+    whole = to_line(a_request())
     (tmp_path / REQUESTS).write_bytes(whole + whole[:40])
     with pytest.raises(RecordError, match=r"requests\.jsonl:2: the line is not complete"):
         list(read_lines(tmp_path / REQUESTS, RequestRecord))
 
 
 def test_a_wrong_type_is_refused_with_file_line_and_path(tmp_path: Path) -> None:
-    line = json.loads(to_line(a_request_record()))
+    line = json.loads(to_line(a_request()))
     line["client_ns"]["first_token"] = "soon"
-    (tmp_path / REQUESTS).write_bytes(to_line(a_request_record()) + json.dumps(line).encode() + b"\n")
+    (tmp_path / REQUESTS).write_bytes(to_line(a_request()) + json.dumps(line).encode() + b"\n")
     with pytest.raises(RecordError, match=r"requests\.jsonl:2: \$\.client_ns\.first_token: Expected"):
         list(read_lines(tmp_path / REQUESTS, RequestRecord))
 
 
 def test_only_a_resuming_writer_cuts_half_a_line(tmp_path: Path) -> None:
-    whole = to_line(a_request_record())
+    whole = to_line(a_request())
     (tmp_path / REQUESTS).write_bytes(whole * 2 + whole[:40])
     assert cut_half_line(tmp_path / REQUESTS) == 40
     assert len(list(read_lines(tmp_path / REQUESTS, RequestRecord))) == 2
@@ -172,7 +176,7 @@ def test_only_a_resuming_writer_cuts_half_a_line(tmp_path: Path) -> None:
 
 
 def test_resume_drops_requests_of_cells_that_did_not_finish(tmp_path: Path) -> None:
-    records = [a_request_record(case="a"), a_request_record(case="b"), a_request_record(case="b", warmup=True)]
+    records = [a_request(case="a"), a_request(case="b"), a_request(case="b", warmup=True)]
     (tmp_path / REQUESTS).write_bytes(b"".join(map(to_line, records)))
     assert drop_unfinished(tmp_path, {("a", 0)}) == 1
     assert list(read_lines(tmp_path / REQUESTS, RequestRecord)) == [records[0], records[2]]
@@ -186,10 +190,8 @@ def test_two_writers_cannot_have_one_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(tmp_path: Path) -> None:
-    from builders_perf_records import a_run_info
-
     writer = RunWriter(tmp_path)
-    writer.put_info(a_run_info())
+    writer.put_info(an_info())
     writer.close()
     with pytest.raises(RunDirError, match="already holds a run"):
         RunWriter(tmp_path)
@@ -202,12 +204,12 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
 
 
 def test_only_preregistered_reasons_take_a_sample_out() -> None:
-    assert exclusion(a_request_record()) is None
-    assert exclusion(a_request_record(e2e_ms=1e9)) is None, "an outlier stays"
-    assert exclusion(a_request_record(error_code="over_capacity")) is None, "a failure counts"
-    assert exclusion(a_request_record(warmup=True)) == "warmup"
-    assert exclusion(a_request_record(clock_complete=False)) == "clock_incomplete"
-    assert exclusion(a_request_record(error_code="client_interrupted")) == "client_interrupted"
+    assert exclusion(a_request()) is None
+    assert exclusion(a_request(e2e_ms=1e9)) is None, "an outlier stays"
+    assert exclusion(a_request(error="over_capacity")) is None, "a failure counts"
+    assert exclusion(a_request(warmup=True)) == "warmup"
+    assert exclusion(a_request(clock_complete=False)) == "clock_incomplete"
+    assert exclusion(a_request(error="client_interrupted")) == "client_interrupted"
 
 
 def test_a_device_sample_has_units_in_its_names_and_null_for_the_unknown() -> None:

@@ -65,6 +65,15 @@ def test_warm_up_is_not_a_leak() -> None:
     assert found.outcome is LeakOutcome.NONE and found.calibrated
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_what_grew_and_then_stood_still_is_no_leak_and_no_pass(seed: int) -> None:
+    """Caches and allocators fill: that is a warm-up that was taken for too short, not a leak that goes on."""
+    at = np.arange(10 * 60) * 60.0
+    fill = 70e6 + 2e6 * np.minimum(1, at / (5.5 * HOUR)) + np.random.default_rng(seed).normal(0, 2e4, len(at))
+    found = trend_leak("rss_bytes", "b0", at, fill, warmup_s=600, block_s=1200, horizon_s=720 * HOUR, budget=BUDGET)
+    assert found.outcome is LeakOutcome.INSUFFICIENT and "stood still" in found.why, found.why
+
+
 def test_gaps_and_unknown_samples_are_survived() -> None:
     at, value = memory(8, 3, leak_mb_per_hour=20)
     value[::3] = np.nan
@@ -110,4 +119,8 @@ def test_only_real_whole_stages_satisfy_long_gates() -> None:
     short = StageRun(stage="release", asked_s=24 * HOUR, done_s=60.0)
     assert not short.satisfies_long_gates and "shortened" in short.labels()[0]
     virtual = StageRun(stage="release", asked_s=24 * HOUR, done_s=24 * HOUR, virtual_time=True)
+    paused = StageRun(stage="release", asked_s=86_400, done_s=86_400, sessions=2, longest_pause_s=45)
+    assert paused.satisfies_long_gates and paused.labels() == ["interrupted and resumed once, without load for up to 45 s"]
+    rested = StageRun(stage="release", asked_s=86_400, done_s=86_400, sessions=3, longest_pause_s=7200)
+    assert not rested.satisfies_long_gates and "more than the 600 s" in rested.labels()[0]
     assert not virtual.satisfies_long_gates and virtual.labels() == ["virtual time"]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import msgspec
 import pytest
 from builders_perf import a_request, a_step, an_info, evidence, some_requests, the_rules, verdict_between, verdict_on
 
+from calculet_core.history import FLEET_ROLLOUT, Event
 from calculet_perf.checks import CHECKS, CheckResult, Result
 from calculet_perf.evidence import Reset
 from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.records import DeviceJobs, DeviceRecord, Resources
+from calculet_perf.recovery import history
 from calculet_perf.rules import BatchTarget, BoardLimits, Claim, RulesError, Sla, check_claim, parse_claim, parse_rules
 from calculet_perf.runinfo import GoldenOutcome, Invalid, Returned, Shortened
 from calculet_perf.stability import StageRun
@@ -328,13 +331,15 @@ def test_a_rate_is_stable_only_over_a_whole_window_without_a_growing_queue() -> 
     assert growing.exit_code == 4 and any("queue went on growing" in check.why for check in growing.checks)
 
 
-def a_watched_day(growth_mb_per_hour: float) -> list[DeviceRecord]:
-    """A sample a minute for 24 h, idle at both ends."""
+def a_watched_day(growth_mb_per_hour: float, idle_share: float = 0.01, load_share: float = 0.2) -> list[DeviceRecord]:
+    """A sample a minute for 24 h, idle at both ends; shares are of one core."""
+    cpu_s = 100.0
     found = []
     for minute in range(-5, 24 * 60 + 5):
         phase = "idle" if minute < 0 else "measure" if minute < 24 * 60 else "after"
         memory = (500 + 2 * math.sin(minute / 7) + max(0, minute) / 60 * growth_mb_per_hour) * (1 << 20)
-        resources = Resources(rss_bytes=memory, leased_buffers=2.0 if phase == "measure" else 0.0)
+        cpu_s += 60 * (load_share if phase == "measure" else idle_share)
+        resources = Resources(rss_bytes=memory, cpu_s=cpu_s, leased_buffers=2.0 if phase == "measure" else 0.0)
         found.append(
             DeviceRecord(
                 run_id="run", utc="", monotonic_ns=minute * 60 * 1_000_000_000, board="b0", phase=phase, chips=[], jobs=DeviceJobs(),
@@ -362,3 +367,87 @@ def test_one_lease_that_never_came_back_fails_the_day() -> None:
     assert verdict.exit_code == 1 and any(
         "leased_buffers: 1 after everything had ended, 0 before" in check.why for check in verdict.checks
     )
+
+
+# ---------------------------------------------------------------- busy waiting (M0) and swaps (M4)
+def release(days: list[DeviceRecord], backend: str | None = None, **more: Any) -> Verdict:
+    return verdict_on(
+        evidence(some_requests(60), an_info(backend=backend), stage=a_stage(24), device=days, faults=[a_fault()], **more), "release"
+    )
+
+
+def test_a_process_that_spins_while_nothing_runs_fails_the_day() -> None:
+    spinning = release(a_watched_day(0, idle_share=0.97))
+    assert spinning.exit_code == 1 and reasons(spinning)["no_busy_wait"] is Result.FAIL
+    assert any("97% of a core while nothing runs" in check.why for check in spinning.checks)
+
+
+def test_a_process_that_spins_for_its_device_fails_the_day_unless_its_engine_computes_on_the_host() -> None:
+    days = a_watched_day(0, load_share=0.99)
+    assert reasons(release(days, backend="sim"))["no_busy_wait"] is Result.FAIL
+    assert reasons(release(days, backend="llamacpp"))["no_busy_wait"] is Result.PASS
+    idle_too = a_watched_day(0, load_share=0.99, idle_share=0.5)
+    assert reasons(release(idle_too, backend="llamacpp"))["no_busy_wait"] is Result.FAIL
+
+
+def test_cpu_time_that_nobody_told_is_no_pass() -> None:
+    days = a_watched_day(0)
+    for sample in days:
+        sample.resources.cpu_s = None
+    assert reasons(release(days))["no_busy_wait"] is Result.INSUFFICIENT
+    short = [sample for sample in a_watched_day(0) if sample.phase == "measure"]
+    assert reasons(release(short))["no_busy_wait"] is Result.INSUFFICIENT, "no idle moment was seen"
+
+
+def test_a_worker_that_was_started_anew_does_not_make_up_for_spinning() -> None:
+    days = a_watched_day(0, idle_share=0.97)
+    for sample in days[len(days) // 2 :]:
+        sample.resources.cpu_s = (sample.resources.cpu_s or 0) - (days[len(days) // 2].resources.cpu_s or 0)
+    assert reasons(release(days))["no_busy_wait"] is Result.FAIL
+
+
+def rollouts(*swaps: tuple[str, str]) -> list[Event]:
+    """A journal of (verb, last state)."""
+    found = []
+    for number, (verb, state) in enumerate(swaps):
+        for at, (name, text) in enumerate((("VERIFYING", f"{verb} toy /packages/{number} (uid 0)"), (state, "the end"))):
+            data = {"rollout": number, "alias": "toy", "state": name, "text": text}
+            found.append(Event(event=FLEET_ROLLOUT, t=number * 10 + at, data=data))
+    return found
+
+
+def multi_model(events: list[Event] | None, hours: float = 8) -> Verdict:
+    told = history(events, None, None) if events is not None else None
+    found = evidence(
+        some_requests(60), stage=a_stage(hours, stage="candidate"), device=a_watched_day(0), swaps=told.swaps if told else None,
+        broken_promises=told.broken if told else None,
+    )  # fmt: skip
+    return verdict_on(found, "multi_model", sla=Sla(ttft_p99_ms=1e6, reject_rate=0.5))
+
+
+HUNDRED = [("load", "DONE")] * 100
+
+
+def test_m4_needs_a_hundred_loads_and_a_way_back() -> None:
+    def outcome(*swaps: tuple[str, str]) -> Result:
+        return reasons(multi_model(rollouts(*swaps)))["model_swaps"]
+
+    assert outcome(*HUNDRED, ("rollback", "DONE")) is Result.PASS
+    assert outcome(*HUNDRED, ("load", "ROLLED_BACK")) is Result.PASS, "a load that went back by itself is a way back"
+    assert outcome(*HUNDRED) is Result.INSUFFICIENT, "no way back was shown"
+    assert outcome(*HUNDRED[1:], ("load", "REFUSED"), ("rollback", "DONE")) is Result.INSUFFICIENT, "a refusal is no load"
+    assert outcome(*HUNDRED, ("rollback", "DONE"), ("load", "STAGING")) is Result.FAIL, "a swap that never ended"
+    assert reasons(multi_model(None))["model_swaps"] is Result.INSUFFICIENT
+
+
+def test_m4_is_signed_only_over_eight_hours() -> None:
+    whole, short = (multi_model(rollouts(*HUNDRED, ("rollback", "DONE")), hours) for hours in (8, 1))
+    assert reasons(whole)["stage_length"] is Result.PASS
+    assert (short.exit_code, short.milestone) == (3, None)
+
+
+def test_rules_of_ones_own_sign_no_milestone() -> None:
+    days = a_watched_day(0)
+    own = release(days, own_rules=True)
+    assert own.exit_code == 0 and own.milestone is None
+    assert any("other rules than the shipped" in label for label in own.labels)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders_perf_records import MANIFEST
+from builders_perf import MANIFEST
 
 from calculet_perf.manifest import ManifestError, dump_manifest, parse_manifest
 from calculet_perf.plan import Cut, build_plan, warm_shapes
@@ -179,7 +179,9 @@ def test_poisson_gaps_are_exponential_with_the_asked_rate() -> None:
 
 
 def test_mixed_traffic_keeps_its_shares_exactly() -> None:
-    classes = [{"name": name, "share": share, "prompt": 1 + share, "output": 1} for name, share in (("a", 70), ("b", 20), ("c", 10))]
+    classes = [
+        {"name": name, "share": share, "prompt": 1 + share, "output": 1} for name, share in (("a", 70), ("b", 20), ("c", 10))
+    ]
     cell = a_cell(kind="mixed", classes=classes, concurrency=[2])
     for round_ in (0, 1):
         names = [one.case.class_name for one in sent(cell, 30, round_=round_)]

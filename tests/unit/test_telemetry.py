@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from calculet_core import history
 from calculet_core.clock import MS, S
 from calculet_core.config import FleetConfig, RouterConfig
+from calculet_core.shell.telemetry import Collectors
 from calculet_router.actions import Ended
 from calculet_router.shell.telemetry import RouterTelemetry
 from calculet_supervisor.shell.telemetry import Telemetry
@@ -93,3 +94,15 @@ def test_the_supervisors_budgets_are_limits_that_alerts_can_compare_with() -> No
     value = a_supervisors()._collectors.registry.get_sample_value
     limits = {name: value("calculet_supervisor_limit", {"limit": name}) for name in ("recovery.max_resets_per_10min", "supervision.restart.max_restarts")}
     assert limits == {"recovery.max_resets_per_10min": 2, "supervision.restart.max_restarts": 5}
+
+
+def test_what_is_gone_is_not_told_any_more_and_may_come_back() -> None:
+    collectors = Collectors("worker", board="b0")
+    for tenant in ("a", "b"):
+        collectors("calculet_worker_tenant_active", tenant=tenant).set(1)
+    collectors.forget("calculet_worker_tenant_active", tenant="a")
+    collectors.forget("calculet_worker_tenant_active", tenant="never")
+    told = collectors.exposition()
+    assert b'tenant_active{board="b0",tenant="b"} 1.0' in told and b'tenant="a"' not in told
+    collectors("calculet_worker_tenant_active", tenant="a").set(2)
+    assert b'tenant_active{board="b0",tenant="a"} 2.0' in collectors.exposition()
