@@ -34,24 +34,29 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float
     load_share: float | None
     load_s: float
+    utilisation: float | None = None
+    """Share of the time under load in which the device has a job (acceptance §14.3); null: not told."""
 
 
 def cpu_use(series: DeviceSeries) -> list[CpuUse]:
-    """Every board whose process tells its CPU time."""
+    """Every board whose process tells its CPU time, or its device's."""
     found = []
     for name, board in sorted(series.boards.items()):
-        if np.isfinite(board.column("cpu_s")).any():
-            idle, idle_s = _share(board, np.array(board.idle, bool))
-            load, load_s = _share(board, np.array(board.load, bool))
-            found.append(CpuUse(board=name, idle_share=idle, idle_s=idle_s, load_share=load, load_s=load_s))
+        if np.isfinite(board.column("cpu_s")).any() or np.isfinite(board.column("device_busy_s")).any():
+            idle, idle_s = _share(board, "cpu_s", np.array(board.idle, bool))
+            load, load_s = _share(board, "cpu_s", np.array(board.load, bool))
+            busy, _ = _share(board, "device_busy_s", np.array(board.load, bool))
+            found.append(
+                CpuUse(board=name, idle_share=idle, idle_s=idle_s, load_share=load, load_s=load_s, utilisation=busy)
+            )
     return found
 
 
-def _share(board: BoardSeries, wanted: np.ndarray) -> tuple[float | None, float]:
-    """(CPU seconds per second, seconds) between neighbouring samples that are both of the wanted kind; a counter that went back is
-    another process's, and that pair is left out."""
-    known = np.isfinite(board.column("cpu_s"))
-    at, spent, wanted = board.seconds[known], board.column("cpu_s")[known], wanted[known]
+def _share(board: BoardSeries, column: str, wanted: np.ndarray) -> tuple[float | None, float]:
+    """(counted seconds per second, seconds) between neighbouring samples that are both of the wanted kind; a counter that went back
+    is another process's, and that pair is left out."""
+    known = np.isfinite(board.column(column))
+    at, spent, wanted = board.seconds[known], board.column(column)[known], wanted[known]
     pairs = wanted[1:] & wanted[:-1] & (np.diff(spent) >= 0)
     seconds = float(np.diff(at)[pairs].sum())
     return (float(np.diff(spent)[pairs].sum()) / seconds if seconds > 0 else None), seconds

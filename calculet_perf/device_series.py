@@ -18,7 +18,7 @@ from calculet_perf.statistics import Floats
 
 IDLE_PHASES = ("idle", "gap", "after")
 """Phases in which nothing runs."""
-COLUMNS = (*COUNTED, *BREATHING, "cpu_s", "temperature_c", "power_w", "throttled", "reset_count")
+COLUMNS = (*COUNTED, *BREATHING, "cpu_s", "device_busy_s", "temperature_c", "power_w", "throttled", "reset_count")
 
 
 def _doubles() -> dict[str, array[float]]:
@@ -55,7 +55,7 @@ class BoardSeries:
         self.idle.append(sample.phase in IDLE_PHASES and not any(waiting))
         self.load.append(sample.phase == "measure")
         flags = [chip.throttled for chip in sample.chips if chip.throttled is not None]
-        values = {name: getattr(sample.resources, name) for name in (*COUNTED, "rss_bytes", "cpu_s")} | {
+        values = {name: getattr(sample.resources, name) for name in (*COUNTED, "rss_bytes", "cpu_s", "device_busy_s")} | {
             "device_memory_bytes": _total(chip.memory_used_bytes for chip in sample.chips),
             "temperature_c": max((chip.temperature_c for chip in sample.chips if chip.temperature_c is not None), default=None),
             "power_w": _total(chip.power_w for chip in sample.chips),

@@ -16,7 +16,7 @@ PREFIX, WORKER = "calculet_", "worker-"
 _WANTED = (
     "calculet_worker_chip_", "calculet_worker_device_counters", "calculet_worker_kv_", "calculet_worker_buffers",
     "calculet_worker_inflight_jobs", "calculet_worker_waiting_requests", "calculet_worker_batch_",
-    "calculet_worker_fault_injection", "calculet_process_",
+    "calculet_worker_fault_injection", "calculet_worker_device_busy", "calculet_process_",
 )  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def device_record(
             kv_reserved_tokens=get(("kv_tokens", "reserved")), active_lanes=sum(lanes) if lanes else None,
             waiting_requests=get(("waiting_requests", "")), inflight_jobs=get(("inflight_jobs", "")),
             batch_active=get(("batch_active_total", "")), batch_rows=get(("batch_rows_total", "")),
+            device_busy_s=get(("device_busy_seconds_total", "")),
         ),
     )  # fmt: skip
 

@@ -290,6 +290,8 @@ class Resources(Record, kw_only=True):
     """Counter: active lanes summed over decode steps. With `batch_rows`: fill ratio and lane waste of a window (acceptance §7)."""
     batch_rows: float | None = None
     """Counter: compiled lanes summed over decode steps."""
+    device_busy_s: float | None = None
+    """Counter: time with at least one job in flight. Its growth over time is the board's utilisation (acceptance §14.3)."""
 
 
 class DeviceRecord(Record, kw_only=True):

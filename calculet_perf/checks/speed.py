@@ -9,6 +9,7 @@ import numpy as np
 from calculet_perf.cells import Cell
 from calculet_perf.checks.base import Answer, Context, Result
 from calculet_perf.comparison import Gate, matches
+from calculet_perf.cpu_use import CpuUse
 from calculet_perf.rules import Sla
 from calculet_perf.statistics.compare import Outcome
 from calculet_perf.statistics.quantiles import Bound, binomial_at_least, certified, samples_needed, upper_bound
@@ -96,11 +97,12 @@ def sla(context: Context) -> Answer:
     if sla is None:
         return Result.INSUFFICIENT, "no service level was stated (the claim's `sla`)", []
     cells = [cell for cell in context.evidence.cells.by_name.values() if matches(cell.id, sla.cells) and not cell.stratum]
-    return _sla_of(cells, sla)
+    return _sla_of(cells, sla, context.evidence.cpu)
 
 
-def _sla_of(cells: Sequence[Cell], sla: Sla) -> Answer:
+def _sla_of(cells: Sequence[Cell], sla: Sla, boards: Sequence[CpuUse]) -> Answer:
     answers = [line for cell in cells for line in [*_refusals(cell, sla), *_quantiles(cell, sla)]]
+    answers += _utilisation(boards, sla)
     failed = [line for result, line in answers if result is Result.FAIL]
     unsure = [line for result, line in answers if result is Result.INSUFFICIENT]
     if failed:
@@ -116,6 +118,21 @@ def _refusals(cell: Cell, sla: Sla) -> list[tuple[Result, str]]:
     share = sum(cell.errors[code] for code in REFUSALS) / max(1, cell.count)
     line = f"{cell.name}: {share:.2%} refused, {sla.reject_rate:.2%} are allowed"
     return [(Result.FAIL if share > sla.reject_rate else Result.PASS, line)]
+
+
+def _utilisation(boards: Sequence[CpuUse], sla: Sla) -> list[tuple[Result, str]]:
+    if sla.utilisation is None:
+        return []
+    told = [(board.board, board.utilisation) for board in boards if board.utilisation is not None]
+    if not told:
+        return [(Result.INSUFFICIENT, "no board told how long its device was busy")]
+    return [
+        (
+            Result.FAIL if busy > sla.utilisation else Result.PASS,
+            f"{board}: its device was busy {busy:.1%} of the time under load, {sla.utilisation:.1%} are allowed",
+        )
+        for board, busy in told
+    ]
 
 
 def _quantiles(cell: Cell, sla: Sla) -> list[tuple[Result, str]]:
@@ -154,7 +171,7 @@ def capacity(context: Context) -> Answer:
                 unsure.append(f"{cell.name}: a window of {window.seconds:.0f} s; only {window_s:g} s show a stable rate")
             if backlog_grows(cell.spans(round_), window):
                 failed.append(f"{cell.name}: the queue went on growing")
-    level = _sla_of(cells, context.claim.sla)
+    level = _sla_of(cells, context.claim.sla, evidence.cpu)
     if failed or level[0] is Result.FAIL:
         return Result.FAIL, [*failed, level[1]][0], [*failed, *level[2], *unsure]
     if unsure or level[0] is Result.INSUFFICIENT:

@@ -163,11 +163,14 @@ def _stability(run: RunReport) -> Section:
     tables = [Table(head, rows, frozenset({3, 4, 5}), states)] if rows else []
     if run.cpu:
         cores = [
-            (use.board, _share(use.idle_share), f"{use.idle_s:,.0f}", _share(use.load_share), f"{use.load_s:,.0f}")
+            (
+                use.board, _share(use.idle_share), f"{use.idle_s:,.0f}", _share(use.load_share), f"{use.load_s:,.0f}",
+                _share(use.utilisation),
+            )
             for use in run.cpu
-        ]
-        columns = ("CPU of the board's process", "of a core, idle", "seen, s", "of a core, under load", "seen, s")
-        tables.append(Table(columns, cores, frozenset({1, 2, 3, 4})))
+        ]  # fmt: skip
+        columns = ("board", "CPU, idle", "seen, s", "CPU, under load", "seen, s", "device busy, under load")
+        tables.append(Table(columns, cores, frozenset({1, 2, 3, 4, 5})))
     swaps = run.swaps
     lines = [f"model swaps: {swaps.loads} loads, {swaps.rollbacks} rollbacks, {swaps.refused} refused"] if swaps else []
     return Section(

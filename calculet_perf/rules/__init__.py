@@ -123,6 +123,8 @@ class Sla(_Section, frozen=True, kw_only=True):
     queue_p99_ms: float | None = None
     reject_rate: Annotated[float, Meta(ge=0, le=1)] | None = None
     """429 and 503 over all requests."""
+    utilisation: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """At most so much of the time under load may a board's device have a job: what is above is no headroom."""
 
 
 class Claim(_Section, frozen=True, kw_only=True):

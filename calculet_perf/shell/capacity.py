@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import msgspec
 
+from calculet_core.shell.files import read_bounded
 from calculet_perf.capacity import Outcome, Search, Trial, judge
 from calculet_perf.plan import Item
+from calculet_perf.records import decoder, from_line
 from calculet_perf.runinfo import Shortened
+from calculet_perf.shell.run_dir import RunDirError
 from calculet_perf.shell.runner import Runner
 from calculet_perf.workloads.cells import Cell, Shape
 from calculet_perf.workloads.matrix import Capacity
@@ -28,12 +34,40 @@ class Result(msgspec.Struct, kw_only=True):
     windows: list[Outcome]
 
 
+def so_far(folder: Path, spec: Capacity) -> list[Outcome]:
+    """The windows that sessions before this one finished.
+
+    Raises:
+        RunDirError: they were measured for another search.
+        RecordError: the file is not what it should be.
+    """
+    try:
+        data = read_bounded(folder / CAPACITY)
+    except FileNotFoundError:
+        return []
+    result: Result = from_line(decoder(Result), data, CAPACITY, 1)
+    if result.spec != spec:
+        raise RunDirError(f"{folder} holds another search: give the options that it was started with")
+    return result.windows
+
+
 class CapacityRunner(Runner):
     """A run whose cells are chosen by what the ones before showed."""
 
-    def begin(self, spec: Capacity) -> None:
-        """What to search for; before `run`."""
-        self._spec, self._search, self._windows = spec, Search(spec), list[Outcome]()
+    def begin(self, spec: Capacity, windows: Sequence[Outcome] = ()) -> None:
+        """What to search for; before `run`.
+
+        Args:
+            windows: of sessions before this one, by time: the search goes on where they left it.
+
+        Raises:
+            RunDirError: they are of another search.
+        """
+        self._spec, self._search, self._windows = spec, Search(spec), list(windows)
+        for outcome in windows:
+            if self._search.next() != outcome.trial:
+                raise RunDirError(f"{CAPACITY}: window {outcome.trial.number} is not of this search: it cannot be resumed")
+            self._search.tell(outcome.passed)
 
     @property
     def result(self) -> Result:

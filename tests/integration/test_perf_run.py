@@ -319,6 +319,31 @@ def test_capacity_is_searched_and_a_bound_says_that_it_is_one(tmp_path: Path) ->
     assert "no rate was stable" in done.stderr
 
 
+def test_a_search_for_capacity_goes_on_after_ctrl_c(tmp_path: Path) -> None:
+    out = tmp_path / "found"
+    spec = {"prompt": 4, "output": 2, "start_qps": 5, "factor": 2, "max_qps": 20, "screen_s": 1, "window_s": 2, "queue_growth": 50}
+    with a_mock_server(tmp_path) as server:
+        manifest = files(tmp_path, server.url, matrix={"capacity": spec})
+        command = [str(part) for part in (BIN / "calculet-perf", "capacity", manifest, "--out", out, "--idle", "0.1", "--warmups", "1")]
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        lines = out / "cases.jsonl"
+        until(lambda: lines.exists() and len(lines.read_text().splitlines()) >= 2, "two windows done")
+        os.killpg(process.pid, signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == INFRASTRUCTURE, stderr
+        assert f"calculet-perf capacity ... --out {out} --resume" in stderr
+        before = json.loads((out / "capacity.json").read_text())["windows"]
+        other = perf(*command[1:], "--window", "3", "--resume")
+        assert (other.returncode, "holds another search" in other.stderr) == (INVALID, True)
+        done = perf(*command[1:], "--resume")
+    assert done.returncode == PASS, done.stderr
+    after = json.loads((out / "capacity.json").read_text())
+    assert after["windows"][: len(before)] == before, "what was done stays"
+    assert after["stable_qps"] == 20
+    numbers = [window["trial"]["number"] for window in after["windows"]]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
 def test_a_shortened_stage_says_so_everywhere(tmp_path: Path) -> None:
     with a_mock_server(tmp_path) as server:
         manifest = files(tmp_path, server.url)
@@ -427,6 +452,7 @@ def test_a_real_fleet_on_simulated_boards_is_measured(tmp_path: Path, packages: 
     assert {sample.board for sample in samples} == {"board0", "board1"}
     assert {sample.phase for sample in samples} >= {"idle", "measure", "after"}
     assert all(chip.temperature_c is not None for sample in samples for chip in sample.chips)
+    assert all(sample.resources.device_busy_s is not None and sample.resources.cpu_s is not None for sample in samples)
     assert all((sample.resources.rss_bytes or 0) > 1e6 and (sample.resources.open_fds or 0) > 3 for sample in samples)
     assert {one.resource for one in info.returned} >= {"leased_buffers", "kv_used_tokens", "active_lanes"}
     assert all(one.returned for one in info.returned)

@@ -77,22 +77,23 @@ class FairShares:
 
 
 class TenantLimits:
-    """What each router may let in of each tenant: so many requests at once, and so many calls in a while."""
+    """What the fleet may let in of each tenant: so many requests at once, and so many calls in a while, whichever routers do."""
 
     def __init__(self, tenants: Iterable[TenantConfig]) -> None:
         self._tenants = {tenant.name: tenant for tenant in tenants}
         self._active: Counter[tuple[int, str]] = Counter()
-        self._calls: dict[tuple[int, str], list[int]] = defaultdict(list)
+        self._calls: dict[str, list[int]] = defaultdict(list)
 
-    def accepted(self, router: int, name: str, now_ns: int, first: bool) -> str | None:
-        """A request was let in, the first of its call or another. What was not kept, in words."""
-        key, tenant = (router, name), self._tenants[name]
-        self._active[key] += 1
-        if tenant.max_active is not None and self._active[key] > tenant.max_active:
-            return f"{self._active[key]} requests of {name} at once, {tenant.max_active} allowed"
+    def accepted(self, router: int, name: str, now_ns: int, first: bool, alive: Iterable[int]) -> str | None:
+        """A request was let in by one of the routers `alive`, the first of its call or another. What was not kept, in words."""
+        tenant = self._tenants[name]
+        self._active[router, name] += 1
+        active = sum(self._active[one, name] for one in alive)
+        if tenant.max_active is not None and active > tenant.max_active:
+            return f"{active} requests of {name} at once, {tenant.max_active} allowed"
         if tenant.requests_per_s is None or not first:
             return None
-        calls = self._calls[key] = [at for at in self._calls[key] if at > now_ns - RATE_WINDOW_NS] + [now_ns]
+        calls = self._calls[name] = [at for at in self._calls[name] if at > now_ns - RATE_WINDOW_NS] + [now_ns]
         burst = max(1.0, tenant.requests_per_s)
         for place, since in enumerate(calls):
             allowed = burst + tenant.requests_per_s * (now_ns - since) / S + 1e-6
@@ -177,11 +178,15 @@ class FleetChecker:
         """Which generation an attempt was admitted by."""
         return self._generations.get((request, attempt))
 
+    def _alive(self) -> list[int]:
+        """Incarnations of the routers that run."""
+        return [router.incarnation for router in self._world.keeper.routers.values()]
+
     def _request_accepted(self, event: Event, source: Any) -> None:
         request = event.request or 0
         self._accepted[request] = event.t
         name = event.data["tenant"]
-        if unkept := self._limits.accepted(request >> 32, name, event.t, first="choice" not in event.data):
+        if unkept := self._limits.accepted(request >> 32, name, event.t, "choice" not in event.data, self._alive()):
             self.broken("tenant_limits", f"{source.name}: {unkept}")
         self._tenant_of[request] = name
         if "choice" not in event.data:

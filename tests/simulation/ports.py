@@ -7,6 +7,7 @@ here, by something that lives in the world's timeline; who calls is told by the 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import sqlite3
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from calculet_core.artifact import Package
 from calculet_core.history import Event
+from calculet_core.shell.limits import SharedLimits
 from calculet_router.shell import app as router_app
 from calculet_router.shell import endpoints, worker_link
 from calculet_supervisor.shell import app as supervisor_app
@@ -214,7 +216,7 @@ class Nothing:
     usable, expires_s = True, 0
 
 
-def connect_dealer(context: Any, endpoint: str, on_frames: Any, identity: bytes | None = None) -> Link:
+def connect_dealer(context: Any, endpoint: str, on_frames: Any, identity: bytes | None = None, *_: Any, **__: Any) -> Link:
     """As in `calculet_core.shell.link`."""
     process, path = here(), endpoint.removeprefix("ipc://")
     name = path.rsplit("/", 1)[-1]
@@ -223,9 +225,23 @@ def connect_dealer(context: Any, endpoint: str, on_frames: Any, identity: bytes 
     return Link(process, path, f"control {process.name}", on_frames, identity)
 
 
-def bind_router(context: Any, path: Any, on_frames: Any, on_stranger: Any = None) -> Listener:
+def bind_router(context: Any, path: Any, on_frames: Any, *_: Any) -> Listener:
     """As in `calculet_core.shell.link`."""
     return Listener(here(), str(path), on_frames)
+
+
+def open_limits(path: Path, limited: Any, grace_ns: int) -> SharedLimits:
+    """The real ledger; a process that dies lets go of its column, as the kernel sees to it."""
+    ledger = SharedLimits(path, limited, grace_ns)
+    here().watchers.append(lambda: _let_go(ledger))
+    return ledger
+
+
+def _let_go(ledger: SharedLimits) -> None:
+    if ledger._fd >= 0:
+        ledger._lock(1 + ledger._slot, fcntl.F_UNLCK)
+        os.close(ledger._fd)
+        ledger._fd = -1
 
 
 async def _serve_nothing(*args: Any) -> Nothing:
@@ -253,7 +269,7 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
     everywhere: dict[str, Any] = {
         "zmq": context, "Journal": VirtualJournal, "connect_dealer": connect_dealer, "bind_router": bind_router,
         "serve_metrics": _serve_nothing, "watch_death_pipe": death_pipe, "rss_bytes": lambda: 0, "sd_notify": lambda state: False,
-        "watchdog_interval_s": lambda: None,
+        "watchdog_interval_s": lambda: None, "open_limits": open_limits,
     }  # fmt: skip
     found = [
         (module, name, value) for module in (worker_app, router_app, supervisor_app, worker_link, reporting)
@@ -265,7 +281,7 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
     return found + [
         (worker_app, "os", system), (worker_app, "threading", SimpleNamespace(excepthook=None)), (worker_app, "Telemetry", Counters),
         (prompts, "TokenizingPool", TokenizingPool), (worker_app, "verify", verify), (worker_app, "HOUSEKEEPING_S", settings.housekeeping_s),
-        (worker_app, "Executor", lambda device, deliver: here().device_thread(deliver)),
+        (worker_app, "Executor", lambda device, deliver, rehearse: here().device_thread(deliver)),
         (router_app, "os", system), (router_app, "secrets", SimpleNamespace(randbits=lambda bits: here().incarnation)),
         (router_app, "KeyWatch", world.key_watch), (router_app, "open_tls", lambda fleet, config: None),
         (router_app, "RouterTelemetry", RouterCounters), (router_app, "UsageLog", UsageBook), (router_app, "bind", lambda listen: Socket()),

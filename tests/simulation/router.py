@@ -85,6 +85,8 @@ class RouterHost(Process):
         self.loop.run(self.app.run(), self._ended)
 
     def _ended(self, code: int | None, error: BaseException | None) -> None:
+        if error is not None:
+            self.world.bug(self, error)
         self.world.keeper.ended(self, code=1 if code is None else code)
 
     def terminate(self) -> None:

@@ -112,6 +112,8 @@ class SupervisorHost(Process):
         self.loop.run(self.app.run(), self._ended)
 
     def _ended(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self.world.bug(self, error)
         self.world.keeper.ended(self, code=0 if error is None else 1)
 
     def has_ended(self) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from calculet_core.metrics import CATALOGUE
 
@@ -15,6 +16,11 @@ PAGE = (ROOT / "docs" / "reference" / "conformance.md").read_text()
 BEHAVIOURS = (ROOT / "docs" / "reference" / "behaviours.md").read_text()
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE + BEHAVIOURS)))
 HELD = sorted(set(re.findall(r"`(calculet_\w+/[\w/]+\.py): (\w+)`", PAGE)))
+ACCEPTANCE = {  # Every clause of the acceptance specification; §12.3, life cycle, is with the other rows of the life cycle.
+    "1": (), "2": ("2.1", "2.2", "2.3"), "3": (), "4": (), "5": (), "6": ("6.1", "6.2", "6.3"), "7": (),
+    "8": tuple(f"8.{step}" for step in range(1, 9)), "9": (), "10": ("10.1", "10.2", "10.3"), "11": (), "12": ("12.1", "12.2", "12.4"),
+    "13": (), "14": ("14.1", "14.2", "14.3"), "15": (), "16": (), "17": (),
+}  # fmt: skip
 METRICS = sorted(set(re.findall(r"`(calculet_(?:worker|router|supervisor)_\w+)`", PAGE + BEHAVIOURS)))
 
 
@@ -41,6 +47,32 @@ def test_every_named_metric_exists() -> None:
 def test_every_section_has_its_rows(section: str) -> None:
     part = re.search(rf"^## {section} .*?(?=^## |\Z)", PAGE, re.M | re.S)
     assert part is not None and part[0].count("\n| ") >= 3, f"{section} has no table"
+
+
+@pytest.mark.parametrize("section", ACCEPTANCE)
+def test_every_section_of_the_acceptance_specification_has_its_rows(section: str) -> None:
+    part = re.search(rf"^## Acceptance §{section} .*?(?=^## |^# |\Z)", PAGE, re.M | re.S)
+    assert part is not None, f"acceptance §{section} is not there"
+    rows = re.findall(r"^\| A§([\d.]+) ", part[0], re.M)
+    assert len(rows) >= 3, f"acceptance §{section} has {len(rows)} rows"
+    assert set(ACCEPTANCE[section]) <= set(rows), f"missing: {sorted(set(ACCEPTANCE[section]) - set(rows))}"
+    assert {row.split(".")[0] for row in rows} == {section}, "a row of another section"
+
+
+def test_every_row_of_the_acceptance_specification_is_shown_or_names_the_missing_proof() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| A§")]
+    assert len(rows) > 90
+    for row in rows:
+        assert "::" in row or "**Vendor**" in row or "**Lab**" in row, row
+
+
+def test_every_scenario_check_and_stage_is_on_the_page() -> None:
+    scenarios = yaml.safe_load((ROOT / "calculet_perf" / "scenarios" / "faults.yaml").read_text())["scenarios"]
+    rules = yaml.safe_load((ROOT / "calculet_perf" / "rules" / "calculet-rules-v1.yaml").read_text())
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    assert {one["id"] for one in scenarios if one["clause"] in ("12.1", "12.2")} <= named
+    assert set(rules["checks"]) <= named
+    assert all(f"A§13 {stage}," in PAGE for stage in rules["stages"])
 
 
 def test_every_row_is_held_or_names_the_missing_proof() -> None:

@@ -54,6 +54,33 @@ def test_rules_and_checks_are_the_same_set() -> None:
     assert set(the_rules().checks) == set(CHECKS)
 
 
+def test_the_shipped_rules_have_the_specifications_numbers() -> None:
+    """Acceptance §13, §14.2, §14.3: durations in seconds, limits in percent."""
+    rules = the_rules()
+    lengths = {name: stage.duration_s for name, stage in rules.stages.items()}
+    assert lengths == {"smoke": 600, "dev": 3600, "candidate": 8 * 3600, "release": DAY, "endurance": 3 * DAY}
+    assert [name for name, stage in rules.stages.items() if stage.optional] == ["endurance"]
+    passes = {name: set(stage.passes) for name, stage in rules.stages.items()}
+    assert passes["smoke"] == {"golden", "zero_errors"} and passes["dev"] == {"no_leak", "no_process_death"}
+    assert passes["candidate"] == {"sla", "no_lost_board", "no_leak"} and "no_lost_board" in passes["release"]
+    assert rules.capacity_window_s == 1800
+
+    def limits(claim: str, question: str) -> set[tuple[str, str | None, Any, str]]:
+        return {(one.metric, one.quantile, one.percent, one.scope) for one in getattr(rules.claims[claim], question)}
+
+    assert limits("rebuild", "not_worse") == {
+        (metric, quantile, percent, "all") for metric in ("ttft", "tpot") for quantile, percent in (("p50", 3), ("p99", 5))
+    }  # fmt: skip
+    assert limits("candidate", "improved") == {("target", "p50", 8, "target")}
+    (target,) = rules.claims["candidate"].improved
+    assert target.alternative is not None and (target.alternative.metric, target.alternative.percent) == ("e2e", 5)
+    assert {(quantile, percent, scope) for _, quantile, percent, scope in limits("candidate", "not_worse")} == {("p99", 5, "others")}
+    assert limits("ping_pong", "improved") == {("tokens_per_s", None, 10, "target")}
+    assert limits("ping_pong", "not_worse") == {("tpot", "p99", 5, "all")} and rules.claims["ping_pong"].stage == "release"
+    assert {percent for _, _, percent, _ in limits("batch", "improved")} == {"batch_target"}, "no default multiple"
+    assert (rules.model_swaps.loads, rules.claims["multi_model"].stage) == (100, "candidate")
+
+
 # ---------------------------------------------------------------- one run
 def test_a_sound_baseline_passes() -> None:
     verdict = verdict_on(evidence(some_requests(60)))
@@ -404,6 +431,15 @@ def test_a_worker_that_was_started_anew_does_not_make_up_for_spinning() -> None:
     for sample in days[len(days) // 2 :]:
         sample.resources.cpu_s = (sample.resources.cpu_s or 0) - (days[len(days) // 2].resources.cpu_s or 0)
     assert reasons(release(days))["no_busy_wait"] is Result.FAIL
+
+
+@pytest.mark.parametrize(("busy", "result"), [(0.6, Result.PASS), (0.93, Result.FAIL), (None, Result.INSUFFICIENT)])
+def test_a_board_that_is_busier_than_the_service_level_allows_fails(busy: float | None, result: Result) -> None:
+    days = a_watched_day(0)
+    for place, sample in enumerate(days):
+        sample.resources.device_busy_s = None if busy is None else 60.0 * place * busy
+    found = verdict_on(evidence(some_requests(60), device=days), sla=Sla(utilisation=0.8))
+    assert reasons(found)["sla"] is result, [check.why for check in found.checks]
 
 
 def rollouts(*swaps: tuple[str, str]) -> list[Event]:

@@ -63,7 +63,10 @@ def test_the_full_matrix_has_every_cell_of_the_specification() -> None:
     }  # fmt: skip
     assert {cell.qps for cell in cells if cell.kind == "poisson"} >= {0.25, 0.5, 1, 2}
     assert {cell.concurrency for cell in cells if cell.kind == "burst"} == {2, 4, 8, 16}
-    assert sum(case.startswith("lanes/B16") for case in every) == 16
+    assert {cell.concurrency for cell in cells if cell.kind == "closed"} == {1, 2, 4, 8, 16}
+    shares = {(shape.prompt, shape.output, shape.share) for cell in cells if cell.kind == "mixed" for shape in cell.shapes}
+    assert shares == {(128, 32, 70), (2048, 128, 20), (16384, 256, 10)}
+    assert [sum(case.startswith(f"lanes/B{batch}/") for case in every) for batch in (4, 8, 16)] == [4, 8, 16]
 
 
 def test_the_smoke_matrix_ends_within_ten_minutes_by_its_own_assumption() -> None:
