@@ -33,7 +33,7 @@ BIN = Path(sys.executable).parent
 SCRIPTS = ("calculet", "calculet-router", "calculet-worker", "calculet-supervisor", "calculet-perf")
 WITHOUT_JSON = {
     "up", "top",  # live on a terminal; `status --json --watch` is for programs
-    "init", "completion",  # write a file, print a script
+    "init", "keys curve", "completion",  # write files, print a script
     "package build", "package prove", "package derive-profiles",  # pass on what calculet-worker prints
 }  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_every_command_speaks_json_or_is_known_not_to() -> None:
 def test_what_calculet_perf_prints_as_an_answer_it_prints_as_json_too() -> None:
     """What it writes as files (runs, reports, comparisons, capacities) is JSON already."""
     without = {path for path, command in leaves(perf) if not any("--json" in param.opts for param in command.params)}
-    assert without == {"manifest init", "run", "capacity", "soak", "report", "compare", "schema"}
+    assert without == {"manifest init", "run", "capacity", "soak", "report", "compare", "schema", "maintenance check", "maintenance run"}
 
 
 @pytest.mark.parametrize(
