@@ -43,8 +43,8 @@ TOKENIZE_NS = 60_000
 NS_PER_TOKEN = 200
 QUICK_TOKENS = 32
 SAID = {
-    "stood still for %.1f s: no router is blamed for that": "worker stood still",
-    "stood still for %.1f s: no worker is blamed for that": "supervisor stood still",
+    "stood still for %.1f s: no router is blamed for that": "{kind} stood still",
+    "stood still for %.1f s: no worker is blamed for that": "{kind} stood still",
     "router %08x: a message could not be sent": "worker could not send",
     "board %s: %s could not be sent": "a command could not be sent",
     "board %s: aborted: %s": "supervisor aborted a worker",
@@ -316,9 +316,9 @@ class Said(logging.Handler):
         self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
-        if (name := SAID.get(str(record.msg))) is not None:
-            self._world.saw(name)
         loop: Any = asyncio._get_running_loop()
+        if (name := SAID.get(str(record.msg))) is not None:
+            self._world.saw(name.format(kind=loop.process.kind) if loop is not None else name)
         if loop is None or not loop.process.alive:
             return
         process = loop.process
