@@ -30,6 +30,7 @@ trusted_keys: [{trusted_key}]
 
 router:
   listen: 127.0.0.1:8080
+  admin_listen: 127.0.0.1:8081  # the dashboard, for a browser on this host
   # max_connections: 8192
   # require_keys: true  # 401 without a key, even before the first one is made (`calculet keys create TENANT`)
   # tls: {{certificate: tls/cert.pem, key: tls/key.pem}}

@@ -36,7 +36,7 @@ PROGRAMS: dict[str, object] = {
     "calculet": calculet, "calculet-perf": perf, "calculet-router": router, "calculet-supervisor": supervisor, "calculet-worker": worker,
 }  # fmt: skip
 OTHERS = {
-    "[", "cat", "cp", "curl", "echo", "export", "grep", "head", "journalctl", "kill", "ls", "mkdir", "pip", "pre-commit", "prometheus",
+    ".", "[", "cat", "cp", "curl", "echo", "export", "grep", "head", "journalctl", "kill", "ls", "mkdir", "pip", "pre-commit", "prometheus",
     "promtool", "python", "python3", "sed", "seq", "sleep", "source", "ssh", "sudo", "systemctl", "tail", "timeout", "wait", "$EDITOR",
     "openssl", "install", "chown", "chmod", "kubectl", "docker", "true", "false", "cd", "eval", "rm",
 }  # fmt: skip

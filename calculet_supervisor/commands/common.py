@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
 
 DEFAULT_CONFIG = "configs/fleet.yaml"
+BEGUN_CONFIG = "fleet.yaml"
+"""What `calculet init` writes."""
 INSTALLED_CONFIG = "/etc/calculet/fleet.yaml"
 LEFT_BY_MAKE = ".calculet/fleet"
 UNREACHABLE = 69
@@ -22,12 +24,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def default_config() -> str:
     """The fleet that `make up` runs in this folder (it leaves the file's name in .calculet/fleet), else configs/fleet.yaml, else
-    that of `calculet install`."""
+    the fleet.yaml of `calculet init`, else that of `calculet install`."""
     try:
         left = Path(LEFT_BY_MAKE).read_text().strip()
     except OSError:
         left = ""
-    here = [path for path in (left, DEFAULT_CONFIG, INSTALLED_CONFIG) if path and Path(path).is_file()]
+    here = [path for path in (left, DEFAULT_CONFIG, BEGUN_CONFIG, INSTALLED_CONFIG) if path and Path(path).is_file()]
     return here[0] if here else DEFAULT_CONFIG
 
 
@@ -35,7 +37,7 @@ def config_option(command: F) -> F:
     """`--config FILE`, else CALCULET_CONFIG, else `default_config`."""
     return click.option(
         "--config", "-c", type=click.Path(path_type=Path), envvar="CALCULET_CONFIG", default=default_config,
-        show_default="what `make up` runs here, else configs/fleet.yaml, else /etc/calculet/fleet.yaml",
+        show_default="what `make up` runs here, else configs/fleet.yaml, fleet.yaml, /etc/calculet/fleet.yaml",
         show_envvar=True, help="The fleet's configuration (calculet-fleet/v1).",
     )(command)  # fmt: skip
 

@@ -55,6 +55,11 @@ def init(folder: Path, boards: int, device: str | None, package: str, alias: str
     config = folder / FLEET_FILE
     if proven is None:
         click.echo(f"next: put a signed package at {package} and its public key at {trusted_key}", err=True)
+        key = Path(trusted_key)
+        if key.suffix == ".pub":
+            click.echo("or, to try it without a board, make both:", err=True)
+            click.echo(f"  calculet-worker keygen {key.parent} --name {key.stem}", err=True)
+            click.echo(f"  calculet package build qwen3-sim --out {package} --key {key.with_suffix('.pem')}", err=True)
     click.echo(f"next: calculet doctor --config {config} && calculet up --config {config}", err=True)
 
 

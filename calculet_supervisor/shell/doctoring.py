@@ -42,6 +42,26 @@ COMMAND_TIMEOUT_S = 10.0
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*\(?(?:>=\s*(?P<bound>[\d.]+))?(?P<rest>.*)")
 
 
+MENDS = (
+    (
+        r"cannot read the trusted key",
+        "put the public key of whoever signs your packages there, or make a pair: calculet-worker keygen DIR",
+    ),
+    (r"not a PEM public key|not an Ed25519 public key", "an Ed25519 public key has to be there, as `calculet-worker keygen` makes"),
+    (r"is not signed", "calculet package sign FOLDER --key PRIVATE.pem"),
+    (r"not trusted", "name the signer's public key in trusted_keys, if you trust it; or sign the package with a key named there"),
+    (
+        r"manifest\.yaml: No such file|no such package folder",
+        "put a signed package there; to try it without a board: calculet package build qwen3-sim --out FOLDER --key PRIVATE.pem",
+    ),
+    (r"was changed|is missing|is not listed|symbolic link|does not match", "copy the package again from where it was signed"),
+    (r"calculet\[otel\]", "pip install 'calculet[otel]', or take tracing.endpoint out"),
+    (r"\.device: ", "give the board the device that the package is made for, or place another model there (models[].boards)"),
+    (r"profile", "name only profiles that the package has (calculet package show FOLDER) in the scheduler file: batch.profiles"),
+)
+"""What is wrong with a configuration -> what to do about it; the first that fits."""
+
+
 class Mark(StrEnum):
     """What came of a check."""
 
@@ -175,7 +195,8 @@ def configuration(fleet: Fleet) -> Iterator[Finding]:
     """The file with everything it names; packages are verified in full."""
     problems = find_problems(fleet)
     for problem in problems:
-        yield bad("configuration", problem, "correct it; `calculet config check` looks again")
+        mend = next((mend for pattern, mend in MENDS if re.search(pattern, problem)), "correct it")
+        yield bad("configuration", problem, f"{mend}; `calculet config check` looks again")
     if not problems:
         yield good("configuration", f"{fleet.path} and its packages")
 
@@ -275,11 +296,17 @@ def is_running(fleet: Fleet) -> bool:
 
 
 def port(fleet: Fleet, running: bool) -> Iterator[Finding]:
-    """Whether the router can listen."""
-    host, _, number = fleet.config.router.listen.rpartition(":")
-    if running:
-        yield good("port", f"{fleet.config.router.listen}: the fleet is running")
-        return
+    """Whether the router can listen, for clients and for the dashboard."""
+    for key in ("listen", "admin_listen"):
+        listen = getattr(fleet.config.router, key)
+        if listen is not None and running:
+            yield good("port", f"{listen}: the fleet is running")
+        elif listen is not None:
+            yield _free(listen, key)
+
+
+def _free(listen: str, key: str) -> Finding:
+    host, _, number = listen.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(number), type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -287,10 +314,9 @@ def port(fleet: Fleet, running: bool) -> Iterator[Finding]:
             probe.bind(address)
             probe.listen(1)
     except OSError as error:
-        mend = f"ss -ltnp 'sport = :{number}' says who has it; or choose another router.listen"
-        yield bad("port", f"{fleet.config.router.listen}: {error.strerror or error}", mend)
-    else:
-        yield good("port", f"{fleet.config.router.listen} is free")
+        mend = f"ss -ltnp 'sport = :{number}' says who has it; or choose another router.{key}"
+        return bad("port", f"{listen}: {error.strerror or error}", mend)
+    return good("port", f"{listen} is free")
 
 
 def tls(fleet: Fleet, now_s: float) -> Iterator[Finding]:

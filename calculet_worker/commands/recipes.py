@@ -132,7 +132,7 @@ def sim_batch(folder: Path, options: Options) -> dict[str, Any]:
 def sim_isolated(folder: Path, options: Options) -> dict[str, Any]:
     """`sim-batch` as it would be if a lane's fault were proven to be that lane's alone."""
     made = sim_batch(folder, options)
-    evidence = "tests/integration/test_lane_faults.py; the simulated board only, it proves nothing about an NPU"
+    evidence = "tests/integration/test_fleet_lane_faults.py; the simulated board only, it proves nothing about an NPU"
     abilities = {**made["abilities"], LANE_FAULT_ISOLATION: {"level": "C0", "evidence": evidence}}
     description = "Batched decoding on the simulated board, whose lanes fail alone, for tests."
     return {**made, "name": "sim-isolated", "description": description, "abilities": abilities}

@@ -8,6 +8,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from builders_browser import Browser, Page, a_browser, chromium
 from builders_fleet import Fleet, Packages, free_port, until
 from hypothesis import strategies as st
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
+
+from calculet_core.shell.files import FileLock, LockHeld
+from calculet_core.shell.fleet import load_fleet
 
 
 @pytest.fixture(scope="module")
@@ -202,13 +206,34 @@ def card(name: str) -> str:
     return f"document.querySelector('[data-board={name}]')"
 
 
+@contextmanager
+def held(fleet: Fleet, board: str) -> Iterator[None]:
+    """Somebody has the board's lock, so that no worker is started for it and the page has the time to show that there is none."""
+    path = load_fleet(fleet.config).board_lock(board)
+
+    def taken() -> FileLock | None:
+        with suppress(LockHeld):
+            return FileLock(path)
+        return None
+
+    lock: FileLock = until(taken, "the dead worker's lock is free")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def test_a_killed_board_is_seen_in_the_page_and_comes_back(fleet: Fleet, page: Page) -> None:
     page.until(f"{card('board0')}.className === 'card '", "board0 is well")
     fleet.kill("worker", "board0")
-    page.until(
-        f"{card('board0')}.className === 'card bad' && {card('board0')}.innerText.includes('no worker')", "the dead board is red"
-    )
-    page.until("document.getElementById('pill').textContent.startsWith('1 of 2 boards ready')", "and the head of the page says so")
+    with held(fleet, "board0"):
+        page.until(
+            f"{card('board0')}.className === 'card bad' && {card('board0')}.innerText.includes('no worker')",
+            "the dead board is red",
+        )
+        page.until(
+            "document.getElementById('pill').textContent.startsWith('1 of 2 boards ready')", "and the head of the page says so"
+        )
     page.until(f"{card('board0')}.className === 'card ' && document.title.startsWith('2/2')", "it comes back")
     page.until(
         "document.getElementById('events').innerText.includes('killed by signal 9; started again')",

@@ -46,6 +46,7 @@ SEEN = {
     "docs/tutorial/swap-a-model.md": [r"signature does not match", r"signed by key", r"\d s  done\n(200 ){40}", r"1\.1\.0 .*, by an operator; previous: smollm2 1\.0\.0", r"rollback smollm2 -> smollm2 1\.0\.0 +DONE"],
     "docs/how-to/recover-a-board.md": [r"lanes", r"accepted: model=smollm2"],
     "docs/how-to/usage.md": [r"smollm2", r'"tenant"'],
+    "docs/how-to/change-the-configuration.md": [r"good \(2 boards", r"(?i)nothing|no change"],
     "docs/how-to/monitor.md": [r"https://docs\.example\.com/runbooks/"],
     LAST: [r"ck-\w+", r"in force", r"revoked"],
 }  # fmt: skip
@@ -110,5 +111,6 @@ def test_what_a_page_says_can_be_typed(fleet: Fleet, name: str) -> None:
         ["bash", "-c", script(fleet, RUN[name])], cwd=fleet.folder, env=environment, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}\n{fleet.logs()}"
+    assert name in SEEN, f"say in SEEN what {name} must show"
     for pattern in SEEN[name]:
         assert re.search(pattern, done.stdout + done.stderr), f"{pattern} is not in\n{done.stdout}\n{done.stderr}"

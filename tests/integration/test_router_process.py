@@ -273,6 +273,7 @@ def test_bad_requests_are_answered_and_the_connection_goes_on(stage: Stage) -> N
             (json.dumps({**CHAT, "model": "a/b"}).encode(), 404, "model_not_found"),
             (json.dumps({**CHAT, "tools": [{}]}).encode(), 400, "invalid_value"),
             (json.dumps({**CHAT, "functions": [{}]}).encode(), 400, "unsupported"),
+            (json.dumps({**CHAT, "use_beam_search": True}).encode(), 400, "unsupported"),
         ):
             client.post(PATH, body)
             got, _, answer = await client.response()

@@ -302,6 +302,8 @@ def test_an_installed_fleet_is_found_where_there_is_no_other(tmp_path: Path, mon
     assert default_config() == "configs/fleet.yaml"
     (tmp_path / "installed.yaml").write_text("schema: calculet-fleet/v1")
     assert default_config() == str(tmp_path / "installed.yaml")
+    (tmp_path / "fleet.yaml").write_text("schema: calculet-fleet/v1")
+    assert default_config() == "fleet.yaml", "what `calculet init` wrote here"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs/fleet.yaml").write_text("schema: calculet-fleet/v1")
     assert default_config() == "configs/fleet.yaml"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders_promql import EXPOSED, labels_of, problems, series
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from calculet_core.metrics import CATALOGUE
 
@@ -59,6 +63,44 @@ def test_counters_are_shown_as_rates_and_never_raw(panel: dict[str, Any]) -> Non
             metric = EXPOSED[name][0]
             if metric.kind != "gauge":
                 assert re.search(rf"(?:rate|increase)\({name}\{{[^}}]*\}}\[\$__rate_interval\]\)", target["expr"]), target["expr"]
+
+
+def lost(given: Any, back: Any, path: str = "$") -> Iterator[str]:
+    """Places of what was given that did not come back."""
+    if isinstance(given, dict) and isinstance(back, dict):
+        for name, value in given.items():
+            yield from lost(value, back[name], f"{path}.{name}") if name in back else (f"{path}.{name}",)
+    elif isinstance(given, list) and isinstance(back, list) and len(given) == len(back):
+        for place, (one, other) in enumerate(zip(given, back, strict=True)):
+            yield from lost(one, other, f"{path}[{place}]")
+    elif given != back:
+        yield path
+
+
+def through_grafana(dashboard: dict[str, Any]) -> Any:
+    """Read and written again by Grafana's own types (10.1), which know every field of a dashboard and of the panels in use."""
+    register_default_plugins()
+    return json.loads(JSONEncoder().encode(Dashboard.from_json(json.loads(json.dumps(dashboard)))))
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_grafanas_own_types_know_every_field(name: str) -> None:
+    unknown = [
+        path
+        for path in lost(DASHBOARDS[name], through_grafana(DASHBOARDS[name]))
+        if not re.fullmatch(r"\$\.templating\.list\[\d+\]\.definition", path)
+    ]
+    assert unknown == [], (
+        "Grafana itself writes `definition` of a variable, and its schema does not list it; nothing else may be lost"
+    )
+
+
+@pytest.mark.parametrize("change", [("title", "titel"), ("gridPos", "gridpos"), ("options", "option")])
+def test_a_misspelt_field_is_found(change: tuple[str, str]) -> None:
+    wrong = json.loads(json.dumps(DASHBOARDS["requests"]))
+    panel = next(panel for panel in wrong["panels"] if panel["type"] == "timeseries")
+    panel[change[1]] = panel.pop(change[0])
+    assert any(path.endswith(f".{change[1]}") for path in lost(wrong, through_grafana(wrong)))
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

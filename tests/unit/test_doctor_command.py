@@ -27,6 +27,7 @@ from calculet_core.shell.fleet import Fleet, load_fleet
 from calculet_supervisor.cli import main
 from calculet_supervisor.shell import doctoring
 from calculet_supervisor.shell.doctoring import BORN_S, DAY_S, Finding, Mark
+from calculet_worker.commands.build_package import make_keys
 
 NOW_S = BORN_S + 100 * DAY_S
 
@@ -96,6 +97,37 @@ def test_a_configuration_that_is_missing_or_wrong_is_a_finding(tmp_path: Path, t
     assert mend in row["mend"]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "mend"),
+    [
+        ("key", "calculet-worker keygen DIR"), ("package", "calculet package build qwen3-sim"), ("signature", "calculet package sign FOLDER"),
+        ("damage", "copy the package again"), ("signer", "trusted_keys"), ("device", "models[].boards"), ("profiles", "batch.profiles"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_keys_and_packages_comes_with_the_command_that_mends_it(config: Path, tmp_path: Path, wrong: str, mend: str) -> None:
+    document = json.loads(config.read_text())
+    package = config.parent / document["models"][0]["package"]
+    if wrong == "key":
+        document["trusted_keys"] = ["gone.pub"]
+    elif wrong == "package":
+        document["models"][0]["package"] = "nowhere"
+    elif wrong == "signature":
+        (package / "manifest.sig").unlink()
+    elif wrong == "damage":
+        (package / "model.sim").write_bytes(b"x")
+    elif wrong == "signer":
+        document["trusted_keys"] = [str(make_keys(tmp_path / "stranger", "x")[1])]
+    elif wrong == "device":
+        document["boards"][0]["device"] = "llamacpp"
+    else:
+        scheduler = {"schema": "calculet-scheduler/v1", "model_alias": "toy", "batch": {"profiles": [1, 7]}}
+        (config.parent / "wide.yaml").write_text(json.dumps(scheduler))
+        document["models"][0]["scheduler"] = "wide.yaml"
+    config.write_text(json.dumps(document))
+    found = findings(doctoring.configuration(load_fleet(config)))
+    assert any(mend in str(one.mend) for one in found), [(one.message, one.mend) for one in found]
+
+
 def test_a_port_that_somebody_has_is_found(config: Path) -> None:
     fleet = load_fleet(config)
     host, _, number = fleet.config.router.listen.rpartition(":")
@@ -104,6 +136,9 @@ def test_a_port_that_somebody_has_is_found(config: Path) -> None:
         (found,) = findings(doctoring.port(fleet, running=False))
         assert fleet.config.router.listen in found.message and "ss -ltnp" in str(found.mend)
         assert findings(doctoring.port(fleet, running=True)) == []
+        fleet = changed(config, router={"listen": f"127.0.0.1:{free_port()}", "admin_listen": f"{host}:{number}"})
+        (found,) = findings(doctoring.port(fleet, running=False))
+        assert "router.admin_listen" in str(found.mend)
 
 
 def test_a_held_board_lock_names_its_process_and_is_not_touched(config: Path) -> None:

@@ -42,6 +42,21 @@ def test_every_template_is_installed_or_a_part_of_one_that_is() -> None:
     assert set(read_templates()) == {*FILES, "examples/fleet.yaml.j2", "hardening.j2", "router.j2"}
 
 
+@pytest.mark.parametrize(
+    ("sections", "families"),
+    [
+        ("", {"AF_UNIX"}),
+        ("\ntracing: {endpoint: 'http://127.0.0.1:4318'}\n", {"AF_UNIX", "AF_INET", "AF_INET6"}),
+    ],
+)  # fmt: skip
+def test_workers_have_the_network_only_where_something_of_theirs_needs_it(sections: str, families: set[str]) -> None:
+    templates = read_templates()
+    fleet = parse_fleet((example_fleet(templates, CONFIG) + sections).encode(), CONFIG)
+    text = render(templates, plan_installation("/opt/calculet", CONFIG, fleet, "calculet", "calculet"))["/etc/systemd/system/calculet-worker@.service"]
+    (found,) = [line.partition("=")[2] for line in text.splitlines() if line.startswith("RestrictAddressFamilies=")]
+    assert set(found.split()) == families
+
+
 def test_only_the_supervisor_starts_workers() -> None:
     assert read("calculet-worker@.service")["Service"]["Restart"] == "no"
     assert "Install" not in read("calculet-worker@.service")
