@@ -63,8 +63,9 @@ check: $(VENV)/.dev  ## ruff and mypy --strict
 bench: $(VENV)/.dev packages  ## measure what docs/benchmarks.md claims
 	$(BIN)/python tests/bench/run.py
 
-docs: $(VENV)/.dev  ## write the generated reference pages under docs/reference
+docs: $(VENV)/.dev  ## write the generated reference pages under docs/reference, and check every link of all pages
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/links.py
 
 clean:  ## remove what make made (the compiled engine stays in the cache)
 	rm -rf $(VENV) $(LOCAL) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -102,8 +102,12 @@ def incompatible(
     return wrong
 
 
+LOGIT_DTYPES = ("float32", "bfloat16")
+"""How logits may leave a device."""
 ABILITIES = ("incremental_prefill", "remove_tail", "lane_fault_isolation", "ping_pong_overlap", "batch_decode")
 """Names that `abilities` may have."""
+LANE_FAULT_ISOLATION = "lane_fault_isolation"
+"""A fault of one lane leaves what the others hold, and the rest of its job's output, as they should be."""
 
 
 class Manifest(_Section, frozen=True):
@@ -310,6 +314,8 @@ def _cross_check(manifest: Manifest, source: str) -> None:
             refuse(f"profiles[{index}].compiled_batch", f"must be within 1..{manifest.lanes} (lanes)")
         if profile.compiled_batch > 1 and profile.inactive_policy is None:
             refuse(f"profiles[{index}].inactive_policy", f"B{profile.compiled_batch} needs one: token 0 is never assumed")
+        if profile.logit_dtype not in LOGIT_DTYPES:
+            refuse(f"profiles[{index}].logit_dtype", f"{profile.logit_dtype!r} is not known ({', '.join(LOGIT_DTYPES)})")
         if profile.max_seq < manifest.context:
             refuse(f"profiles[{index}].max_seq", f"below the context of {manifest.context}")
     if 1 not in sizes:

@@ -54,6 +54,7 @@ class BatchProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Positions per lane, prompt and output together."""
     token_dtype: str
     logit_dtype: str
+    """`float32` or `bfloat16`: how logits leave the device."""
     kv_layout: KvLayout
     inactive_policy: InactiveLanePolicy | None = None
 

@@ -1,4 +1,4 @@
-"""Budgets over a sliding window (resets, restarts), token buckets (rates) and full-jitter back-off. Time is an argument."""
+"""Budgets over a sliding window (resets, restarts) and full-jitter back-off. Time is an argument; rates are in `limits`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import random
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-from calculet_core.clock import S
 
 
 class WindowBudget:
@@ -48,38 +46,6 @@ class WindowBudget:
     def _expire(self, now_ns: int) -> None:
         while self._spends and self._spends[0] <= now_ns - self.window_ns:
             self._spends.popleft()
-
-
-class TokenBucket:
-    """A rate of `per_s` with bursts of up to `burst`."""
-
-    __slots__ = ("_at_ns", "_level", "burst", "per_s")
-
-    def __init__(self, per_s: float, burst: float, now_ns: int) -> None:
-        self.per_s, self.burst = per_s, burst
-        self._level, self._at_ns = burst, now_ns
-
-    def take(self, now_ns: int, amount: float = 1.0) -> bool:
-        """Take `amount` if it is there."""
-        self._refill(now_ns)
-        if self._level < amount:
-            return False
-        self._level -= amount
-        return True
-
-    def level(self, now_ns: int) -> float:
-        """How much may be taken at once."""
-        self._refill(now_ns)
-        return self._level
-
-    def wait_s(self, now_ns: int, amount: float = 1.0) -> float:
-        """Seconds until `amount` will be there; 0 when it is."""
-        self._refill(now_ns)
-        return max(0.0, (amount - self._level) / self.per_s) if self.per_s > 0 else float("inf")
-
-    def _refill(self, now_ns: int) -> None:
-        self._level = min(self.burst, self._level + (now_ns - self._at_ns) / S * self.per_s)
-        self._at_ns = max(self._at_ns, now_ns)
 
 
 @dataclass(frozen=True, slots=True)

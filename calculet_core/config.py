@@ -89,7 +89,8 @@ class BatchConfig(_Section, frozen=True):
     token_sla_ms: PositiveInt | None = None
     """Longest time from a token to the next that a batching window may bring about. None: only deadlines end it."""
     thresholds: dict[PositiveInt, PositiveInt] = {}
-    """Profile -> from how many ready sequences on it is used. Absent: one more than the next smaller profile holds."""
+    """Profile -> from how many ready sequences on it is used; `calculet package derive-profiles` measures it. Absent: one
+    more than the next smaller profile holds."""
     hysteresis_steps: Natural = 2
     """Steps in a row that must ask for a smaller profile before it is taken."""
     max_ready_wait_steps: PositiveInt = 2
@@ -104,6 +105,9 @@ class ExecutorConfig(_Section, frozen=True):
     fixed_engine: bool = False
     """Submit every job to one engine."""
     # Additions.
+    rehearse_ahead_us: Natural = 1_000
+    """How long before a step should end the host runs a tick on scratch data, so that the real one finds the processor warm: once
+    for each step that takes four times as long. 0: never, and never on a device that computes on the host's own processors."""
     busy_backoff_ms: PositiveInt = 5
     """First pause after rc 17; it doubles."""
     busy_max_tries: PositiveInt = 8
@@ -127,6 +131,9 @@ class RecoveryConfig(_Section, frozen=True):
     """Board resets in any ten minutes; above it the board is condemned."""
     restart_on_unknown_dma: bool = True
     """A job whose end cannot be proven: true = exit for a supervised restart, false = Failed until an operator acts."""
+    # Additions.
+    unload_residue_mib: Natural = 64
+    """Memory that an unloaded board may show beyond what it showed empty; above it the board recovers instead of being Unloaded."""
 
 
 class FairnessConfig(_Section, frozen=True):
@@ -220,6 +227,18 @@ class RouterConfig(_Section, frozen=True):
     """true: without a valid API key 401, even while no key was made; false: so from the first key on."""
 
 
+class TimeSharedConfig(_Section, frozen=True):
+    """Several models that take turns on one board (scheduling §13.1), for models that are rarely asked for: one is there, requests
+    for the others wait, and a switch is a drain, a verified load and golden cases."""
+
+    min_residence_s: PositiveFloat = 60.0
+    """A model stays at least so long once it serves."""
+    max_wait_s: PositiveFloat = 30.0
+    """After that it goes when it has nothing to do, and at the latest when a request for another one has waited so long."""
+    max_waiting_requests: PositiveInt = 64
+    """Requests of each model that may wait for their turn at a router; above it 429."""
+
+
 class BoardConfig(_Section, frozen=True):
     """One board. `options` belong to the device backend, which checks them."""
 
@@ -234,6 +253,11 @@ class BoardConfig(_Section, frozen=True):
     """Requests of tenants of that class go here first; where none of their pool is ready, anywhere. None: for everybody."""
     profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] | None = None
     """Compiled batches of this board instead of its alias's `batch.profiles`: for pools where only one can be resident."""
+    time_shared: TimeSharedConfig | None = None
+    """Models that are placed here take turns. None: one model has the board."""
+    listen: Address | None = None
+    """Where routers reach the worker over TCP instead of a Unix socket, always encrypted (CURVE): the address that routers use. A
+    port of 0: another one for each life of the worker. Needs `calculet keys curve`. None: a Unix socket."""
     synchronous: bool = False
     """Submit and wait on one thread: the reference that M1 compares with, never for production."""
 
@@ -248,6 +272,8 @@ class ModelConfig(_Section, frozen=True):
     """Empty: every board."""
     scheduler: str | None = None
     """A `calculet-scheduler/v1` file; None: its defaults with the artifact's proven profiles."""
+    chiplet: int | None = None
+    """Always refused: a model on one chiplet of a board is C3; single-chiplet artifacts and chip-scoped operations are unproven."""
 
 
 class TenantConfig(_Section, frozen=True):
@@ -257,11 +283,11 @@ class TenantConfig(_Section, frozen=True):
     weight: PositiveFloat = 1.0
     """Share of service against other tenants."""
     max_active: PositiveInt | None = None
-    """Requests admitted at once."""
+    """Requests let in and not ended, in the whole fleet."""
     max_waiting_tokens: PositiveInt | None = None
-    """Prompt tokens waiting at once."""
+    """Prompt tokens waiting for a lane, in the whole fleet."""
     requests_per_s: PositiveFloat | None = None
-    """Request rate; bursts of one second."""
+    """Request rate of the whole fleet; bursts of one second."""
     models: tuple[Alias, ...] = ()
     """Aliases that it may use; empty: all."""
     traffic_class: TrafficClass | None = None
@@ -372,6 +398,45 @@ class TraceConfig(_Section, frozen=True):
     """Older files to keep."""
 
 
+class TracingConfig(_Section, frozen=True):
+    """OpenTelemetry spans of requests, for a collector; needs `pip install 'calculet[otel]'`. Headers for the collector, a key say,
+    come from the environment variable OTEL_EXPORTER_OTLP_HEADERS and are nowhere written."""
+
+    endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = None
+    """The collector, OTLP over HTTP: `http://127.0.0.1:4318`; without a path `/v1/traces` is added. None: no spans."""
+    sample_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Share of the requests that came without a `traceparent` to trace. A client's own decision is followed."""
+    jobs: bool = False
+    """Also a span for each sequence's part of each device job: two a token, for hours of search and not for every day."""
+    max_queue: PositiveInt = 8192
+    """Spans that may wait to be sent, and attempts that a worker follows at once; what is beyond is dropped and counted."""
+    batch: PositiveInt = 512
+    """Spans in one message to the collector."""
+    interval_ms: PositiveInt = 1000
+    """Longest that a span waits for others to be sent with."""
+    timeout_ms: PositiveInt = 5000
+    """How long a collector may take for one message, with all its repetitions."""
+
+
+class ConstraintsConfig(_Section, frozen=True):
+    """JSON schemas and tools that answers must keep to. Each is compiled by the worker once and kept."""
+
+    max_schema_bytes: PositiveInt = 131_072
+    """All schemas of one request together, as JSON; above it 400."""
+    max_tools: PositiveInt = 128
+    """Tools of one request; above it 400."""
+    compile_fuel: PositiveInt = 2_000_000
+    """Most work that compiling may be, about 50,000 a millisecond; above it 400."""
+    step_fuel: PositiveInt = 200_000
+    """Most work before one token, about 14,000 a millisecond; above it the answer ends with `constraint_failed`."""
+    compile_timeout_ms: PositiveInt = 3_000
+    """A schema that is not ready by then is refused: 400 when it was being compiled, 429 when others were."""
+    max_compiling: PositiveInt = 64
+    """Requests whose schema is being compiled or waits for that; above it 429."""
+    cache_entries: PositiveInt = 64
+    """Compiled schemas that a worker keeps."""
+
+
 class CrashConfig(_Section, frozen=True):
     """What is kept of workers' crashes, in `crashes` of the log folder."""
 
@@ -379,6 +444,23 @@ class CrashConfig(_Section, frozen=True):
     """Bundles to keep; the oldest go. 0: none are made."""
     max_bytes: PositiveInt = 1_048_576
     """Most that one bundle takes: stacks, log, journal and the supervisor's notes share it."""
+
+
+class LogConfig(_Section, frozen=True):
+    """What processes say on stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lines below it are left out. `CALCULET_LOG_LEVEL` of a process's environment goes before it."""
+
+
+class ChaosConfig(_Section, frozen=True):
+    """Faults on purpose in a running fleet (`calculet chaos`): for fleets that are there to be broken."""
+
+    enabled: bool = False
+    """Processes that started with it carry the faults that an administrator orders. Without it nobody does, and nothing is even
+    looked at."""
+    max_fault_s: Annotated[float, Meta(gt=0, le=3600)] = 60.0
+    """No fault may be ordered for longer; whoever carries one ends it by its own clock."""
 
 
 class FleetConfig(_Section, frozen=True):
@@ -405,8 +487,12 @@ class FleetConfig(_Section, frozen=True):
     crashes: CrashConfig = CrashConfig()
     usage: UsageConfig = UsageConfig()
     trace: TraceConfig = TraceConfig()
+    tracing: TracingConfig = TracingConfig()
+    constraints: ConstraintsConfig = ConstraintsConfig()
     fault_injection: bool = False
     """Allows `FaultyDevice` on boards that ask for it; never in production."""
+    chaos: ChaosConfig = ChaosConfig()
+    log: LogConfig = LogConfig()
 
 
 SOCKET_PATH_MAX = 107
@@ -435,19 +521,29 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
             if alias not in aliases:
                 where, known = f"{source}: $.tenants[{index}].models[{place}]", ", ".join(sorted(aliases))
                 raise ConfigError(f"{where}: no model has the alias {alias!r} (aliases: {known})")
-    names = {board.name for board in config.boards}
+    boards = {board.name: board for board in config.boards}
+    names = set(boards)
     owner: dict[str, str] = {}
     for index, model in enumerate(config.models):
+        if model.chiplet is not None:
+            raise ConfigError(
+                f"{source}: $.models[{index}].chiplet: single-chiplet models are C3 (unproven): they need artifacts for one "
+                "chiplet, and configure, queue, memory and reset of one chip alone (scheduling §13.3)"
+            )
         for place, board in enumerate(model.boards):
             if board not in names:
                 raise ConfigError(
                     f"{source}: $.models[{index}].boards[{place}]: no board named {board!r} (boards: {', '.join(sorted(names))})"
                 )
         for board in boards_of(config, model):
-            if board in owner:
+            if boards[board].time_shared is not None:
+                if len(boards_of(config, model)) > 1:
+                    where = f"{source}: $.models[{index}].boards"
+                    raise ConfigError(f"{where}: board {board!r} is time-shared; a model that takes turns has that board only")
+            elif board in owner:
                 raise ConfigError(
-                    f"{source}: $.models[{index}].boards: board {board!r} already serves {owner[board]!r}; "
-                    "a board holds one model (co-residence is C3: unproven)"
+                    f"{source}: $.models[{index}].boards: board {board!r} already serves {owner[board]!r}; a board holds one model "
+                    "(co-residence is C3: unproven; boards[].time_shared lets models take turns)"
                 )
             owner[board] = model.alias
     if idle := sorted(names - set(owner)):

@@ -43,6 +43,12 @@ class Unsupported(CalculetError):
     http_status, code, type = 400, "unsupported", "invalid_request_error"
 
 
+class ConstraintFailed(CalculetError):
+    """An answer had to end: nothing that the model can write would have kept to the schema, or working that out took too much."""
+
+    http_status, code, type = 400, "constraint_failed", "invalid_request_error"
+
+
 class InvalidApiKey(CalculetError):
     http_status, code, type = 401, "invalid_api_key", "authentication_error"
 
@@ -154,10 +160,11 @@ class DeadlineExceeded(CalculetError):
 ERROR_TYPES: dict[str, type[CalculetError]] = {
     cls.code: cls
     for cls in (
-        InvalidValue, InvalidJson, ContextLengthExceeded, Unsupported, InvalidApiKey, PermissionDenied, ModelNotFound,
-        NotFound, MethodNotAllowed, RequestTimeout, RequestTooLarge, HeadersTooLarge, OverCapacity, TenantRateLimited,
-        TenantQuota, InternalError, ArtifactRejected, BadOutput, NoReadyWorker, ModelDraining, ModelRecovering, StaleView,
-        DeviceBusy, BoardFailed, WorkerLost, ShuttingDown, SlowReader, DeadlineExceeded,
+        InvalidValue, InvalidJson, ContextLengthExceeded, Unsupported, ConstraintFailed, InvalidApiKey,
+        PermissionDenied, ModelNotFound, NotFound, MethodNotAllowed, RequestTimeout, RequestTooLarge, HeadersTooLarge,
+        OverCapacity, TenantRateLimited, TenantQuota, InternalError, ArtifactRejected, BadOutput, NoReadyWorker,
+        ModelDraining, ModelRecovering, StaleView, DeviceBusy, BoardFailed, WorkerLost, ShuttingDown, SlowReader,
+        DeadlineExceeded,
     )
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ class FaultKind(StrEnum):
     INVALID_DTYPE = "invalid_dtype"
     CCU_EXCEPTION = "ccu_exception"
     BAD_NUMBERS = "bad_numbers"
+    RESIDUE = "residue"
     OTHER = "other"
 
 
@@ -51,6 +52,9 @@ class FaultRule:
     kv_lost: bool
     error_code: str
     """Stable code of the client's error (`calculet_core.errors`)."""
+    confinable: bool = False
+    """Where the artifact proves `lane_fault_isolation` and it is known which rows failed, only their lanes are lost and only their
+    requests fail; then golden runs (scheduling §7.4)."""
 
 
 FAULT_POLICY: dict[FaultKind, FaultRule] = {
@@ -64,9 +68,14 @@ FAULT_POLICY: dict[FaultKind, FaultRule] = {
     FaultKind.INVALID_SHAPE: FaultRule(Response.QUARANTINE_ARTIFACT, ResetRule.NEVER, False, "artifact_rejected"),
     FaultKind.INVALID_DTYPE: FaultRule(Response.QUARANTINE_ARTIFACT, ResetRule.NEVER, False, "artifact_rejected"),
     FaultKind.CCU_EXCEPTION: FaultRule(
-        Response.DROP_LOGITS_AND_RECOVER, ResetRule.WITHIN_BUDGET, True, "model_recovering"
+        Response.DROP_LOGITS_AND_RECOVER, ResetRule.WITHIN_BUDGET, True, "model_recovering", confinable=True
     ),
-    FaultKind.BAD_NUMBERS: FaultRule(Response.FAIL_BATCH_AND_RETEST, ResetRule.IF_GOLDEN_FAILS, True, "bad_output"),
+    FaultKind.BAD_NUMBERS: FaultRule(
+        Response.FAIL_BATCH_AND_RETEST, ResetRule.IF_GOLDEN_FAILS, True, "bad_output", confinable=True
+    ),
+    FaultKind.RESIDUE: FaultRule(
+        Response.STOP_ADMISSION_AND_RECOVER, ResetRule.WITHIN_BUDGET, True, "model_recovering"
+    ),
     FaultKind.OTHER: FaultRule(Response.FAIL_CLOSED, ResetRule.OPERATOR_ONLY, True, "board_failed"),
 }
 

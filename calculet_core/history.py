@@ -25,6 +25,8 @@ REQUEST_TROUBLE = "request.trouble"
 """An attempt came to nothing: `reason` (a row of the router's retry table), `code`, `message`."""
 REQUEST_MOVED = "request.moved"
 """Before anything was written, it begins anew with another artifact of its alias: `digest`, `was`."""
+REQUEST_WAITING = "request.waiting_model"
+"""Another model has its board: it waits for its turn (`RequestState.WAITING_MODEL`): `model`."""
 REQUEST_TOKENS = "request.tokens"
 """Tokens written to the client: `n`, and `ids` where a test records them."""
 REQUEST_DONE = "request.done"
@@ -63,16 +65,26 @@ FLEET_FAULT_SEEN = "fleet.fault_seen"
 FLEET_VIEW_PUBLISHED = "fleet.view_published"
 FLEET_ROLLOUT = "fleet.rollout"
 """A step of a model swap, committed: `rollout`, `alias`, `verb` (load, rollback), `state`, `text`."""
+FLEET_SWITCH = "fleet.switch"
+"""Another model's turn on a time-shared board: `alias`, `was`, `reason`."""
 FLEET_CONDEMNED = "fleet.condemned"
 """A board was set aside: `reason`."""
 FLEET_PROBATION = "fleet.probation"
-"""A board that was set aside comes back, or has proved itself: `passed`."""
+"""A board that was set aside comes back: its reset is done (`reset`), it has proved itself (`passed`)."""
+FLEET_OVERRULED = "fleet.overruled"
+"""Something automatic about a board was not done, since an operator's word came first: `act`, `reason`."""
 FLEET_QUARANTINED = "fleet.quarantined"
 """An artifact was set aside: `digest`, `reason`."""
 FLEET_BREAKER = "fleet.breaker"
 """Automatic action stops (`open` true, `reason`), or an operator lets it go on."""
 FLEET_ADMIN = "fleet.admin"
 """An operator's act, committed: `verb`, `uid`."""
+FLEET_CONFIGURED = "fleet.configured"
+"""A configuration was committed: `version`, `digest`, `changes`; or a board is restarted for it: `version`."""
+CHAOS_FIRED = "chaos.fired"
+"""An ordered fault has begun: `order`, `fault`, `process`; written by whoever carries it."""
+CHAOS_HEALED = "chaos.healed"
+"""It is over: `order`, `fault`, `process`, and `count` of what it spoiled."""
 
 
 class Event(msgspec.Struct, omit_defaults=True):
@@ -206,6 +218,8 @@ class Checker:
 
     def _attempt_ended(self, event: Event) -> None:
         key = (event.request or 0, event.attempt or 0, event.board or "", event.epoch or 0)
+        if event.data.get("outcome") == "refused":
+            return  # nothing was begun: who asks twice is refused twice
         if key in self._attempt_done:
             self._broken("one_terminal", f"attempt {key[1]} of {request_id_text(key[0])} ended twice on {key[2]}", event.t)
         self._attempt_done.add(key)

@@ -89,7 +89,10 @@ class JobTimings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """A finished job. `logits` is float32 [rows, vocabulary] (prefill: [1, vocabulary]) or None, valid until given back."""
+    """A finished job. `logits` is [rows, vocabulary] (prefill: [1, vocabulary]) or None, valid until given back.
+
+    Float32; from a device whose profile says `bfloat16`, its bits as uint16 until the executor has widened them.
+    """
 
     job_id: int
     generation: int
@@ -99,6 +102,9 @@ class Completion:
     timings: JobTimings
     buffer_id: int
     """Output buffer that is leased to the receiver until `Device.give_back`."""
+    failed_rows: tuple[int, ...] | None = None
+    """With a status that is not `DONE`: the rows it is about; the others' logits hold. None: it is about the whole job. Believed
+    only where the artifact proves `lane_fault_isolation` (scheduling §7.4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,19 @@ class ChipTelemetry:
     throttled: bool | None = None
     memory_used_bytes: int | None = None
     memory_total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What a device holds when nothing is configured, by its own counters (scheduling §12)."""
+
+    memory_used_bytes: int | None = None
+    """All chips together; None where the device cannot tell."""
+    pending: int = 0
+    left: int = 0
+    """Finished jobs whose output has not been given back."""
+    error: str | None = None
+    """Why its counters could not be read: then nobody knows how it is."""
 
 
 @dataclass(frozen=True, slots=True)

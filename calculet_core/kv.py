@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from calculet_core.errors import Unsupported
 from calculet_core.states.kv_sequence import KV_SEQUENCE, KvSequenceState
 
 
@@ -52,3 +53,14 @@ CONTEXT_OPS: dict[ContextOp, ContextOpRule] = {
     ContextOp.SAVE_LOAD: ContextOpRule(False, False, "saving and loading session KV is empty in the runtime's adapter"),
     ContextOp.SHIFT: ContextOpRule(False, False, "DoShift exists but its semantics are not closed (C1/C2)"),
 }
+
+
+def refuse(op: ContextOp, asked: str) -> Unsupported | None:
+    """Why what was `asked` (a parameter's name) cannot be had, for it needs this operation; None: it can.
+
+    An operation that needs an artifact's proof is refused here, for no request knows the artifact.
+    """
+    rule = CONTEXT_OPS[op]
+    if rule.allowed and not rule.needs_proof:
+        return None
+    return Unsupported(f"{asked} is not supported: it needs the context operation {op.value!r} ({rule.reason})", param=asked)

@@ -18,6 +18,15 @@ LENGTHS = (16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32
 """Tokens of a sequence; 40960 is the baseline artifact's context."""
 
 
+REQUEST_CLASSES = ("model", "prompt", "output", "concurrency")
+"""Labels of a request's times (acceptance §10.1): its model, and classes of its prompt's and output's length and of the router's requests in
+flight when it ended. Closed sets: `PROMPT_CLASSES` and the others."""
+PROMPT_CLASSES = {512: "1-512", 4096: "513-4096", None: "4097+"}
+OUTPUT_CLASSES = {64: "1-64", 512: "65-512", None: "513+"}
+CONCURRENCY_CLASSES = {1: "1", 4: "2-4", 16: "5-16", None: "17+"}
+"""Upper bound -> label; None: no bound."""
+
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """One metric; a counter's exposed name ends in `_total`."""
@@ -39,9 +48,11 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("router", "calculet_router_connections", "gauge", "Open HTTP connections"),
     Metric("router", "calculet_router_prompt_tokens", "counter", "Prompt tokens of ended requests", ("model",)),
     Metric("router", "calculet_router_generated_tokens", "counter", "Tokens generated for ended requests", ("model",)),
-    Metric("router", "calculet_router_ttft_seconds", "histogram", "Request parsed to first token written", ("model",)),
-    Metric("router", "calculet_router_e2e_seconds", "histogram", "Request parsed to response end", ("model",)),
-    Metric("router", "calculet_router_tpot_seconds", "histogram", "Time per token after the first, mean of a call with one choice and more tokens than one", ("model",), STEPS),
+    Metric("router", "calculet_router_ttft_seconds", "histogram", "Request parsed to first token written", REQUEST_CLASSES),
+    Metric("router", "calculet_router_e2e_seconds", "histogram", "Request parsed to response end", REQUEST_CLASSES),
+    Metric("router", "calculet_router_tpot_seconds", "histogram", "Time per token after the first, mean of a call with one choice and more tokens than one", REQUEST_CLASSES, STEPS),
+    Metric("router", "calculet_router_waiting_model", "gauge", "Requests that wait for their model's turn on a time-shared board", ("model",)),
+    Metric("router", "calculet_router_model_wait_seconds", "histogram", "How long a request waited for its model's turn", ("model",)),
     Metric("router", "calculet_router_resends", "counter", "Attempts beyond the first, by reason", ("reason",)),
     Metric("router", "calculet_router_disconnects", "counter", "Clients that left before their terminal"),
     Metric("router", "calculet_router_slow_readers", "counter", "Streams cancelled because their output buffer was full"),
@@ -98,10 +109,12 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_refusals", "counter", "Submissions that the device refused, by return code", ("rc",)),
     Metric("worker", "calculet_worker_jobs", "counter", "Jobs by kind and result", ("kind", "result")),
     Metric("worker", "calculet_worker_device_busy_seconds", "counter", "Time with at least one job in flight"),
+    Metric("worker", "calculet_worker_device_part_seconds", "counter", "Time of device jobs by part, by the device's own trace: input copied (h2d), computed (wait), output copied (d2h)", ("kind", "part")),
     Metric("worker", "calculet_worker_step_seconds", "histogram", "Submit to completion, by job kind", ("kind",)),
     Metric("worker", "calculet_worker_device_counters", "gauge", "The device's own queue counters", ("counter",)),
     Metric("worker", "calculet_worker_stale_completions", "counter", "Completions dropped by the generation or job check"),
-    Metric("worker", "calculet_worker_buffers", "gauge", "Output leases by state", ("state",)),
+    Metric("worker", "calculet_worker_buffers", "gauge", "Output buffers, in all and by state", ("state",)),
+    Metric("worker", "calculet_worker_buffer_wait_seconds", "gauge", "How long something has been ready that finds no output buffer"),
     # Worker: model, fairness, recovery, requests.
     Metric("worker", "calculet_worker_model_state", "gauge", "1 for the generation's state", ("state",)),
     Metric("worker", "calculet_worker_generation", "gauge", "Generation that serves"),
@@ -125,6 +138,12 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("worker", "calculet_worker_chip_frequency_megahertz", "gauge", "Frequency", ("chip",)),
     Metric("worker", "calculet_worker_chip_throttled", "gauge", "1 while throttled", ("chip",)),
     Metric("worker", "calculet_worker_fault_injection_armed", "gauge", "1 while a fault injector is armed"),
+    Metric("worker", "calculet_worker_constraints", "counter", "Requests with a schema or tools, by what became of compiling it", ("result",)),
+    Metric("worker", "calculet_worker_constraint_compile_seconds", "histogram", "Request arrived to schema compiled and prompt encoded"),
+    Metric("worker", "calculet_worker_constraints_cached", "gauge", "Compiled schemas that are kept"),
+    Metric("worker", "calculet_worker_constraints_compiling", "gauge", "Requests whose schema is being compiled or waits for that"),
+    Metric("worker", "calculet_worker_constraint_masks", "counter", "Tokens that were drawn under a schema"),
+    Metric("worker", "calculet_worker_constraint_mask_seconds", "counter", "Time spent on working out which tokens a schema allows"),
     # Worker: device memory, and the process (acceptance §10.3).
     Metric("worker", "calculet_worker_chip_memory_used_bytes", "gauge", "Device memory in use", ("chip",)),
     # Supervisor.
@@ -139,11 +158,15 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_view_version", "gauge", "Version of the fleet view"),
     Metric("supervisor", "calculet_supervisor_bad_messages", "counter", "Ignored: strangers' bytes, malformed or unexpected messages, what is no control request", ("reason",)),
     Metric("supervisor", "calculet_supervisor_routers", "gauge", "Routers with a live heartbeat"),
+    Metric("supervisor", "calculet_supervisor_resident", "gauge", "1: it is the model's turn on the time-shared board", ("board", "model")),
+    Metric("supervisor", "calculet_supervisor_switches", "counter", "Turns taken on a time-shared board", ("board",)),
     Metric("supervisor", "calculet_supervisor_rollouts", "gauge", "Model swaps under way, by state", ("state",)),
     Metric("supervisor", "calculet_supervisor_rollouts_ended", "counter", "Model swaps ended, by how", ("state",)),
     Metric("supervisor", "calculet_supervisor_board_condemned", "gauge", "1 while the board is set aside", ("board",)),
     Metric("supervisor", "calculet_supervisor_artifacts_quarantined", "gauge", "Artifacts set aside"),
     Metric("supervisor", "calculet_supervisor_breaker_open", "gauge", "1 while automatic action is stopped: too many boards went bad at once"),
+    Metric("supervisor", "calculet_supervisor_chaos_enabled", "gauge", "1 while the configuration allows faults on purpose"),
+    Metric("supervisor", "calculet_supervisor_chaos_orders", "counter", "Faults on purpose that an administrator has ordered", ("fault",)),
     # Each process, of itself.
     Metric("process", "calculet_process_resident_bytes", "gauge", "Memory in use (RSS)", ("process",)),
     Metric("process", "calculet_process_cpu_seconds", "counter", "CPU time, user and system", ("process",)),
@@ -152,6 +175,9 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("process", "calculet_process_max_fds", "gauge", "File descriptors that it may open", ("process",)),
     Metric("process", "calculet_process_start_timestamp_seconds", "gauge", "When it started, seconds since 1970", ("process",)),
     Metric("process", "calculet_process_journal_lost", "counter", "Journal and trace lines that no disk took", ("process",)),
+    Metric("process", "calculet_process_spans_queued", "gauge", "Spans that wait to be sent to the collector (tracing.max_queue)", ("process",)),
+    Metric("process", "calculet_process_spans_exported", "counter", "Spans that the collector took", ("process",)),
+    Metric("process", "calculet_process_spans_lost", "counter", "Spans that the queue had no room for, or that no collector took", ("process",)),
 )  # fmt: skip
 
 

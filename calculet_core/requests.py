@@ -20,6 +20,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
 
 
 class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
@@ -67,6 +68,33 @@ class Prompt(msgspec.Struct, array_like=True, frozen=True):
     token_ids: tuple[int, ...] | None = None
     messages: list[dict[str, Any]] | None = None
     """OpenAI chat messages; the artifact's chat template renders them."""
+    tools: list[dict[str, Any]] | None = None
+    """With messages: the functions that the model is told of, as OpenAI writes them."""
+
+
+class ToolRule(msgspec.Struct, array_like=True, frozen=True):
+    """A function that an answer may call."""
+
+    name: str
+    parameters: dict[str, Any]
+    """JSON schema of its arguments, an object."""
+    param: str
+    """Where the client wrote the schema, for errors."""
+
+
+class Constraint(msgspec.Struct, array_like=True, frozen=True):
+    """What an answer must be, whatever the model would rather say; one of `schema` and `tools` is there, or both."""
+
+    schema: dict[str, Any] | None = None
+    """JSON schema of the whole answer; with `tools` the answer may call instead, unless `required`."""
+    param: str = "response_format"
+    """Where the client wrote the schema, for errors."""
+    tools: tuple[ToolRule, ...] = ()
+    """Functions that may be called."""
+    required: bool = False
+    """At least one must be called."""
+    parallel: bool = True
+    """More than one may be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +120,7 @@ class InferenceRequest:
     """When the router had parsed it."""
     want_token_ids: bool = False
     echo: bool = False
+    constraint: Constraint | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -121,6 +150,10 @@ class SequenceState:
     """Set while a job runs; the job drains and its result is dropped."""
     cancel_reason: str | None = None
     output_token_ids: list[int] = field(default_factory=list)
+    matcher: Any = None
+    """Its constraint's state, a `calculet_worker.output.constraint.Matcher`; None: any token may come."""
+    echo: str = ""
+    """What the answer begins with before its first token."""
     waiting_since_ns: int = 0
     ready_since_ns: int = 0
     admitted_ns: int = 0

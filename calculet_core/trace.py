@@ -4,8 +4,8 @@ A worker writes it while `trace.steps` is on. The names of acceptance §4 keep t
 the moments of §2.3 on the host's CLOCK_MONOTONIC, so that a client on the same host can join them. What cannot be had is null,
 never 0. No prompt, no answer, no token.
 
-A slot is a lane with KV for prompt and output together, so `slot_assigned` and `admitted` are one moment here. Logits come as
-float32: there is no BF16 conversion to measure, and `bf16_ms` is null.
+A slot is a lane with KV for prompt and output together, so `slot_assigned` and `admitted` are one moment here. `bf16_ms` is null
+where the device returns float32.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class StepTrace(msgspec.Struct, frozen=True):
     device_wait_ms: float | None
     d2h_ms: float | None
     bf16_ms: float | None
+    """Of the whole job, between `wait_done` and `logits_ready`."""
     sampling_ms: float | None
     """Of the whole job: its lanes are sampled together."""
     engine: str

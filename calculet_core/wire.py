@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from calculet_core.requests import Prompt, SamplingParams, StopRules
+from calculet_core.chaos import AnyFault
+from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
 
 PROTOCOL = 1
 """Raised when a message changes in a way that an older peer cannot ignore."""
@@ -55,6 +56,11 @@ class Submit(msgspec.Struct, array_like=True, frozen=True):
     accepted_ns: int
     want_token_ids: bool = False
     echo: bool = False
+    """The answer begins with the text of the prompt's ids."""
+    traceparent: str | None = None
+    """W3C Trace Context: the parent of the worker's spans."""
+    constraint: Constraint | None = None
+    """Sent only to workers whose hello says `constrains`."""
 
 
 class Cancel(msgspec.Struct, array_like=True, frozen=True):
@@ -102,6 +108,8 @@ class WorkerHello(msgspec.Struct, frozen=True):
     versions: dict[str, str | None] = {}
     """Of the device: `device`, `serial_hash`, `runtime`, `driver`, `firmware`, `power_mode`; None where unknown."""
     chips: int = 0
+    constrains: bool = False
+    """Whether it can hold an answer to a `Constraint`."""
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
@@ -150,6 +158,15 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
     top: list[tuple[int, bytes, float]]
 
 
+class ToolCallPart(msgspec.Struct, array_like=True, frozen=True):
+    """Some more of one call: its name comes first, with whatever of the arguments is there, and once."""
+
+    index: int
+    """Which of the answer's calls, from 0."""
+    name: str | None
+    arguments: str
+
+
 class Usage(msgspec.Struct, array_like=True, frozen=True):
     """The server's count, which is the truth; times in nanoseconds, None where unknown."""
 
@@ -175,6 +192,7 @@ class Piece(msgspec.Struct, array_like=True, frozen=True):
     usage: Usage | None = None
     token_ids: list[int] | None = None
     logprobs: list[TokenLogprob] | None = None
+    calls: list[ToolCallPart] | None = None
 
 
 class LookupAnswer(msgspec.Struct, array_like=True, frozen=True):
@@ -267,6 +285,12 @@ class WorkerReport(msgspec.Struct, frozen=True):
     chips: list[ChipReport] = []
     rss_bytes: int = 0
     lost_messages: int = 0
+    config_start: str = ""
+    """Digest of what it took of the configuration at its start (`calculet_core.applying`)."""
+    config_live: str = ""
+    """Digest of what it holds of it live."""
+    config_error: str | None = None
+    """Why the last configuration that it was told to take was not taken."""
 
 
 # ------------------------------------------------------------------------------------------------ supervisor -> worker
@@ -330,6 +354,23 @@ class StopWorker(msgspec.Struct, frozen=True):
     deadline_ms: int
 
 
+class TakeConfiguration(msgspec.Struct, frozen=True):
+    """To a worker or a router: read the configuration again, and take what can be taken live. `live` is the digest that it must
+    have then; a file with another one is not taken."""
+
+    version: int
+    live: str
+
+
+class Disturb(msgspec.Struct, frozen=True):
+    """To a worker or a router: carry this fault until then. Ignored by a process whose configuration does not allow chaos."""
+
+    order: str
+    fault: AnyFault
+    until_ns: int
+    """CLOCK_MONOTONIC."""
+
+
 # ------------------------------------------------------------------------------------------------ supervisor <-> router
 BUCKETS_PER_OCTAVE = 8
 
@@ -357,6 +398,14 @@ class VersionReport(msgspec.Struct, frozen=True):
     """Between tokens, the mean of an answer."""
 
 
+class ModelWait(msgspec.Struct, array_like=True, frozen=True):
+    """Requests that wait for a model whose board serves another one."""
+
+    count: int
+    oldest_ns: int
+    """Since when the first of them waits, CLOCK_MONOTONIC of the host."""
+
+
 class RouterReport(msgspec.Struct, frozen=True):
     """A router's heartbeat and the acknowledgement of a view."""
 
@@ -374,6 +423,12 @@ class RouterReport(msgspec.Struct, frozen=True):
     """Board name -> `up`, `connecting`, `suspect`."""
     versions: list[VersionReport] = []
     """Only while more than one artifact has been served lately."""
+    waiting: dict[str, ModelWait] = {}
+    """By alias: what waits for its turn on a time-shared board."""
+    config_start: str = ""
+    """As a worker's; likewise the next two."""
+    config_live: str = ""
+    config_error: str | None = None
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -415,6 +470,8 @@ class AliasView(msgspec.Struct, frozen=True):
     other: AliasView | None = None
     """A second artifact of the same alias, while a swap is under way: `share` of new requests go to it."""
     share: float = 0.0
+    parks: int = 0
+    """How many requests may wait for it at a router while another model has its board; 0: none, it has boards of its own."""
 
 
 class FleetView(msgspec.Struct, frozen=True):
@@ -428,6 +485,7 @@ class FleetView(msgspec.Struct, frozen=True):
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
     | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
+    | Disturb | TakeConfiguration
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -450,6 +508,8 @@ KINDS: dict[bytes, type[Any]] = {
     b"lu": Lookup,
     b"la": LookupAnswer,
     b"fv": FleetView,
+    b"di": Disturb,
+    b"tc": TakeConfiguration,
 }
 
 _KIND_OF: dict[type[Any], bytes] = {cls: kind for kind, cls in KINDS.items()}

@@ -16,7 +16,8 @@ from calculet_router.shell.app import serve
 from calculet_router.shell.telemetry import FIRST
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="calculet", prog_name="calculet-router")
 def main() -> None:
     """The OpenAI-compatible front door of a fleet."""
 

@@ -22,7 +22,7 @@ class Ticket(msgspec.Struct):
     created_s: int
     digest: str = ""
     headers: bytes = b""
-    """What the answer's head says of the tenant's limits: whole lines."""
+    """What the answer's head says of the tenant's limits and of the trace: whole lines."""
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -114,6 +114,19 @@ class Resent(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Parked(msgspec.Struct, frozen=True):
+    """The first request waits for a model's turn: the supervisor should hear of it soon."""
+
+    alias: str
+
+
+class Unparked(msgspec.Struct, frozen=True):
+    """A request has waited for its model's turn, and goes to a worker."""
+
+    alias: str
+    waited_ns: int
+
+
 class Ignored(msgspec.Struct, frozen=True):
     """Something of a message was dropped: `late`, `foreign`."""
 
@@ -131,6 +144,6 @@ class LostMessages(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Opened | Admitted | Deliver | Restart | Fail | Told | Send | OpenLink | CloseLink | Ended | Resent | Ignored | LostMessages
-    | Event
+    Opened | Admitted | Deliver | Restart | Fail | Told | Send | OpenLink | CloseLink | Ended | Resent | Parked | Unparked | Ignored
+    | LostMessages | Event
 )  # fmt: skip

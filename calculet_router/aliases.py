@@ -21,11 +21,15 @@ class Aliases:
     """Names that may be served, and each one's deadlines; `configured` maps an alias to its admission settings."""
 
     def __init__(self, configured: Mapping[str, AdmissionConfig]) -> None:
-        self._configured = dict(configured)
+        self.take_configured(configured)
         self._views: dict[str, AliasView] = {}
         self._turns: dict[str, float] = {}
         self.mixed = False
         """Some alias has two artifacts."""
+
+    def take_configured(self, configured: Mapping[str, AdmissionConfig]) -> None:
+        """Other aliases and deadlines, from now on."""
+        self._configured = dict(configured)
 
     def take(self, views: Iterable[AliasView]) -> None:
         """A newer fleet view's aliases replace all."""
@@ -54,6 +58,11 @@ class Aliases:
         if name in self._configured:
             return NoReadyWorker(f"model {name!r} is not loaded yet")
         return ModelNotFound(f"model {name[:128]!r} does not exist", param="model")
+
+    def parks(self, name: str) -> int:
+        """How many requests may wait for the alias's turn; 0: none."""
+        view = self._views.get(name)
+        return 0 if view is None else view.parks
 
     def known(self, name: str) -> bool:
         """Whether `name` may label a metric: labels come from a closed set."""

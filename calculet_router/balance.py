@@ -13,6 +13,8 @@ from calculet_router.fleet import Worker
 
 CHARACTERS_PER_TOKEN = 4
 """A guess that stands until the worker's acceptance tells the prompt's length."""
+TOKENS_PER_TOOL = 100
+"""Likewise."""
 UNKNOWN_OUTPUT_TOKENS = 256
 """What an answer without a limit is taken for."""
 
@@ -49,4 +51,6 @@ def estimate_cost(prompt: Prompt, max_new_tokens: int | None) -> float:
         tokens = len(prompt.text) / CHARACTERS_PER_TOKEN
     else:
         tokens = sum(len(message["content"]) for message in prompt.messages or ()) / CHARACTERS_PER_TOKEN
+        if prompt.tools is not None:
+            tokens += TOKENS_PER_TOOL * len(prompt.tools)
     return tokens + (UNKNOWN_OUTPUT_TOKENS if max_new_tokens is None else max_new_tokens)

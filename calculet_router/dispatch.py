@@ -20,12 +20,15 @@ from calculet_core.errors import (
     DeadlineExceeded,
     NoReadyWorker,
     OverCapacity,
+    Unsupported,
     WorkerLost,
     error_from_code,
 )
 from calculet_core.history import Event as Entry
 from calculet_core.ids import make_request_id, request_id_text
 from calculet_core.requests import SamplingParams
+from calculet_core.states.request import RequestEvent
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import AliasView, Cancel, ErrorInfo, Piece, Submit
 from calculet_router import actions, events
 from calculet_router.actions import Action, Deliver, Send, Ticket
@@ -34,7 +37,9 @@ from calculet_router.balance import Balance, estimate_cost
 from calculet_router.fleet import LinkState, Roster, Worker
 from calculet_router.flights import Flight, Ongoing
 from calculet_router.openai import Call
+from calculet_router.parking import WAITING, Parking
 from calculet_router.retry import RETRY, Trouble, last_word
+from calculet_router.spans import attempt_span
 from calculet_router.tenants import Identity, Tenants
 from calculet_router.versions import Tally
 
@@ -56,6 +61,9 @@ class Dispatcher:
         self._incarnation, self._config = incarnation, config
         self._balance = Balance()
         self.tally = Tally()
+        self.parking = Parking()
+        self._looked = 0
+        """The roster's changes after which the parking was looked through."""
         self._counter = 0
         self._calls: dict[Any, Ongoing] = {}
         self._flights: dict[int, Flight] = {}
@@ -69,12 +77,19 @@ class Dispatcher:
             events.WorkerEnded: self._worker_ended,
             events.Unsent: self._unsent,
             events.TimePassed: self._time_passed,
+            events.Overslept: self._overslept,
         }
+
+    def take_config(self, config: RouterConfig) -> None:
+        """Other limits from now on."""
+        self._config = config
 
     def handle(self, event: events.Event, now_ns: int) -> Out:
         """Decide; `now_ns` is CLOCK_MONOTONIC."""
         out: Out = []
         self._handlers[type(event)](event, now_ns, out)
+        if self.parking and self._looked != self.roster.changes:
+            self._unpark(now_ns, out)
         return out
 
     @property
@@ -100,7 +115,10 @@ class Dispatcher:
     def _call_arrived(self, event: events.CallArrived, now_ns: int, out: Out) -> None:
         call, owner = event.call, event.owner
         first_id = self._mint(call.choices)
+        trace = event.trace
         ticket = Ticket(request_id_text(first_id), event.created_s)
+        if trace is not None:
+            ticket.headers = b"traceparent: %b\r\n" % trace.text().encode()
         out.append(actions.Opened(owner, ticket))
         identity = event.identity or self.tenants.anonymous
         tenant = identity.tenant
@@ -112,13 +130,14 @@ class Dispatcher:
             self._refuse(event, identity, alias, now_ns, out)
             return
         error = self._over_limits(tenant, call.choices, now_ns)
-        ticket.headers = self.tenants.headers(tenant, now_ns)
+        ticket.headers += self.tenants.headers(tenant, now_ns)
         if error:
             self._refuse(event, identity, error, now_ns, out)
             return
         deadline_ns = now_ns + self.aliases.deadline_ms(alias.alias, event.timeout_ms) * MS
         asked = event.timeout_ms is not None
         ongoing = Ongoing(owner, call, ticket, alias, identity, now_ns, deadline_ns, asked, call.choices, label=event.label)
+        ongoing.trace = trace
         self._calls[owner] = ongoing
         sampling = _with_defaults(call, alias)
         for index in range(call.choices):
@@ -131,6 +150,8 @@ class Dispatcher:
                 data["key"] = identity.key
             if event.label is not None:
                 data["label"] = event.label
+            if trace is not None:
+                data |= _traced(trace)
             if choice := index % call.n:
                 data["choice"] = choice
             out.append(
@@ -199,6 +220,7 @@ class Dispatcher:
     def _end_flight(self, flight: Flight, outcome: str, data: dict[str, Any] | None, now_ns: int, out: Out) -> None:
         """Journal one request's terminal, once. Its tokens are counted whatever the client saw."""
         flight.done = True
+        self.parking.leave(flight, RequestEvent.CANCEL if outcome == "cancelled" else RequestEvent.FAIL)
         request_id, attempt = flight.request_id, flight.attempt
         del self._flights[request_id]
         if flight.generated:
@@ -232,12 +254,22 @@ class Dispatcher:
         ongoing = flight.ongoing
         alias, call = ongoing.alias, ongoing.call
         first, others = self.roster.pools(alias.alias, alias.digest, ongoing.identity.tenant.traffic_class or "")
+        if call.constraint is not None:
+            first, others = _constraining(first), _constraining(others)
         worker = self._balance.choose(first, flight.refusals) or self._balance.choose(others, flight.refusals)
         if worker is None:
             if (other := self._elsewhere(ongoing)) is not None:
                 return self._move(ongoing, other, now_ns, out)
-            self._fail(ongoing, last_word(flight.refusals.values(), alias.alias), now_ns, out)
+            if call.constraint is not None and not flight.refusals and self.roster.eligible(alias.alias, alias.digest):
+                message = "no board here can keep answers to schemas or tools"
+                self._fail(ongoing, Unsupported(message, param=call.constraint.param), now_ns, out)
+                return False
+            if (error := self._park(flight, now_ns, out)) is None:
+                return True
+            self._fail(ongoing, error, now_ns, out)
             return False
+        if self.parking.leave(flight, RequestEvent.QUEUE):
+            out.append(actions.Unparked(alias.alias, now_ns - flight.parked_ns))
         flight.attempt += 1
         flight.worker, flight.accepted, flight.sent_ns = worker, False, now_ns
         flight.cost = estimate_cost(flight.prompt, call.max_new_tokens)
@@ -248,13 +280,47 @@ class Dispatcher:
         submit = Submit(
             flight.request_id, flight.attempt, worker.epoch, view.generation, view.digest, alias.alias, tenant.name, tenant.weight,
             flight.prompt, call.max_new_tokens, flight.sampling, call.stop, ongoing.deadline_ns, ongoing.deadline_asked,
-            ongoing.accepted_ns,
+            ongoing.accepted_ns, echo=call.echo and flight.prompt.token_ids is not None,
+            traceparent=None if ongoing.trace is None else _traceparent(ongoing.trace, flight), constraint=call.constraint,
         )  # fmt: skip
         out.append(Send(worker.board, worker.epoch, submit))
         out.append(
             Entry(history.REQUEST_SENT, now_ns, flight.request_id, flight.attempt, worker.board, worker.epoch, view.generation)
         )
         return True
+
+    def _park(self, flight: Flight, now_ns: int, out: Out) -> CalculetError | None:
+        """Let it wait for its model's turn; or why the call ends instead."""
+        alias = flight.ongoing.alias.alias
+        limit, refused = self.aliases.parks(alias), last_word(flight.refusals.values(), alias)
+        if not limit or refused.http_status == 429:
+            return refused
+        if flight.state is WAITING:
+            return None
+        if (full := self.parking.refusal(alias, limit)) is not None:
+            return full
+        if not self.parking:  # nobody else is to be looked at again before the next change
+            self._looked = self.roster.changes
+        flight.refusals = {}  # the worker that said no serves another model now, and may serve this one later
+        if self.parking.add(flight, now_ns):
+            out.append(actions.Parked(alias))
+        data = {"model": alias}
+        out.append(
+            Entry(history.REQUEST_WAITING, now_ns, flight.request_id, flight.attempt or None, None, None, None, None, data)
+        )
+        return None
+
+    def _unpark(self, now_ns: int, out: Out) -> None:
+        """Send on whose model is there now; end whose model will not come."""
+        self._looked = self.roster.changes
+        for flight in self.parking.all():
+            if flight.done or flight.state is not WAITING:
+                continue
+            alias = flight.ongoing.alias.alias
+            if any(self.roster.eligible(alias, view.digest) for view in self.aliases.versions(alias)):
+                self._send(flight, now_ns, out)
+            elif not self.aliases.parks(alias):
+                self._fail(flight.ongoing, last_word((), alias), now_ns, out)
 
     def _elsewhere(self, ongoing: Ongoing) -> AliasView | None:
         """What else the alias stands for, for a call of which nothing has been written: its artifact may have left every board."""
@@ -383,6 +449,9 @@ class Dispatcher:
         if worker.link is LinkState.SUSPECT and worker.hello is not None:
             worker.link = LinkState.UP
             self.roster.changed()
+        if tick.seq == worker.seq:
+            out.append(actions.Ignored("duplicate", 1))  # nothing is missing, and nothing in it is new
+            return
         if worker.seq is not None and tick.seq != worker.seq + 1:
             out.append(actions.LostMessages(worker.board, worker.epoch, worker.seq + 1, tick.seq))
             self._abandon(worker, Trouble.MESSAGE_LOST, _lost(worker, "lost messages"), now_ns, out)
@@ -439,7 +508,7 @@ class Dispatcher:
             if not flight.begun and piece.error is None:
                 if ongoing.first_ns is None and piece.tokens:
                     ongoing.first_ns = now_ns
-                if ongoing.call.stream and (piece.text or piece.logprobs):
+                if ongoing.call.stream and (piece.text or piece.logprobs or piece.calls):
                     flight.begun = True
             if piece.finish is not None or piece.error is not None:
                 self._piece_ended(flight, piece, now_ns, out)
@@ -468,6 +537,13 @@ class Dispatcher:
             out.append(self._ended(ongoing, "completed", None, now_ns))
 
     # ---------------------------------------------------------------- time
+    def _overslept(self, event: events.Overslept, now_ns: int, out: Out) -> None:
+        """What workers said meanwhile is unread: neither their silence nor their answers are late. Clients' deadlines run on."""
+        self.roster.overslept(event.by_ns)
+        for flight in self._flights.values():
+            if not flight.accepted:
+                flight.sent_ns += event.by_ns
+
     def _time_passed(self, event: events.TimePassed, now_ns: int, out: Out) -> None:
         late_ns = now_ns - self._config.accept_timeout_ms * MS
         for flight in [one for one in self._flights.values() if not one.accepted and one.sent_ns <= late_ns]:
@@ -487,12 +563,32 @@ class Dispatcher:
                 self._fail(ongoing, DeadlineExceeded(f"the request did not finish within {seconds:g} s"), now_ns, out)
 
 
+def _constraining(workers: list[Worker]) -> list[Worker]:
+    """Those that can hold an answer to a constraint; an older worker would not even see it."""
+    return [worker for worker in workers if worker.hello is not None and worker.hello.constrains]
+
+
 def _lost(worker: Worker, what: str) -> WorkerLost:
     return WorkerLost(f"the worker of {worker.board} {what}")
 
 
 def _error(info: ErrorInfo) -> CalculetError:
     return error_from_code(info.code, info.message, info.param, info.retry_after_s)
+
+
+def _traced(trace: TraceContext) -> dict[str, Any]:
+    """What a journal says of a call's trace: its id, and the span that is made of the events, if one is."""
+    data: dict[str, Any] = {"trace": trace.trace_id}
+    if trace.own and trace.sampled:
+        data["span"] = trace.span_id
+        if trace.parent is not None:
+            data["parent"] = trace.parent
+    return data
+
+
+def _traceparent(trace: TraceContext, flight: Flight) -> str:
+    """For the worker: below this attempt's span where we make one, else below the client's."""
+    return trace.text(attempt_span(trace.span_id, flight.request_id, flight.attempt) if trace.own else None)
 
 
 def _with_defaults(call: Call, alias: AliasView) -> SamplingParams:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import FleetView, LookupAnswer, Tick, WorkerHello
 from calculet_router.openai import Call
 from calculet_router.tenants import Identity
@@ -29,6 +30,8 @@ class CallArrived(msgspec.Struct, frozen=True):
     timeout_ms: int | None = None
     label: str | None = None
     """The client's own request id."""
+    trace: TraceContext | None = None
+    """Where the call stands in a trace."""
 
 
 class ClientGone(msgspec.Struct, frozen=True):
@@ -98,7 +101,14 @@ class TimePassed(msgspec.Struct, frozen=True):
     """Several times a second: acceptance and request deadlines, silence of workers."""
 
 
+class Overslept(msgspec.Struct, frozen=True):
+    """This process stood still for so long (stopped, suspended, starved) and has not read what came meanwhile: told before anything
+    else, so that nobody's silence is counted for that time."""
+
+    by_ns: int
+
+
 Event = (
     CallArrived | ClientGone | ViewPublished | HelloArrived | TickArrived | WorkerEnded | LookupAsked | LookupAnswered | Unsent
-    | TimePassed
+    | TimePassed | Overslept
 )  # fmt: skip

@@ -70,6 +70,8 @@ class Roster:
     def __init__(self) -> None:
         self.version = -1
         self.view = FleetView(-1)
+        self.changes = 0
+        """Counts whatever may have changed who is eligible."""
         self.workers: dict[str, Worker] = {}
         self._eligible: dict[tuple[str, str], list[Worker]] = {}
         self._pools: dict[tuple[str, str, str], tuple[list[Worker], list[Worker]]] = {}
@@ -98,6 +100,7 @@ class Roster:
 
     def changed(self) -> None:
         """A link, a hello or the view changed: eligibility is worked out again."""
+        self.changes += 1
         self._eligible.clear()
         self._pools.clear()
 
@@ -137,6 +140,11 @@ class Roster:
         if found:
             self.changed()
         return found
+
+    def overslept(self, by_ns: int) -> None:
+        """Nobody listened for so long."""
+        for worker in self.workers.values():
+            worker.heard_ns += by_ns
 
     def unlisted(self) -> list[Worker]:
         """Workers that left the view and have nothing left to do; they are forgotten."""

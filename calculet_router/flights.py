@@ -12,6 +12,8 @@ import msgspec
 
 from calculet_core.errors import CalculetError
 from calculet_core.requests import Prompt, SamplingParams
+from calculet_core.states.request import RequestState
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import AliasView
 from calculet_router.actions import Ticket
 from calculet_router.openai import Call
@@ -41,6 +43,9 @@ class Flight(msgspec.Struct, eq=False):
     generated: int = 0
     prompt_tokens: int = 0
     cost: float = 0.0
+    state: RequestState = RequestState.NEW
+    """Of the wait for its model's turn (`calculet_router.parking`); a worker has the rest of its life."""
+    parked_ns: int = 0
     refusals: dict[tuple[str, int], CalculetError] = {}
     """Lives of workers that do not get it again, with what they said."""
 
@@ -64,3 +69,4 @@ class Ongoing(msgspec.Struct, eq=False):
     flights: list[Flight] = []
     label: str | None = None
     """The client's own request id."""
+    trace: TraceContext | None = None

@@ -22,6 +22,7 @@ from calculet_router.aliases import Aliases
 from calculet_router.fleet import Roster, Worker
 from calculet_router.openai import Message, Model, TokenId, decode_body, plain_messages
 from calculet_router.tenants import Tenants
+from calculet_router.tools import Tool, told_tools
 
 MAX_TRIES = 3
 
@@ -41,6 +42,8 @@ class TokenizeRequest(msgspec.Struct):
     model: Model
     prompt: str | None = None
     messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    """With messages: as in a chat."""
     return_token_strs: bool | None = None
     """Also each token's text."""
     add_generation_prompt: bool | None = None
@@ -71,7 +74,8 @@ def parse_tokenize(body: bytes) -> Question:
         return Question(asked.model, Prompt(text=asked.prompt), want_pieces=bool(asked.return_token_strs))
     if asked.add_generation_prompt is False:
         raise Unsupported("add_generation_prompt: false is not supported", param="add_generation_prompt")
-    return Question(asked.model, Prompt(messages=plain_messages(asked.messages)), want_pieces=bool(asked.return_token_strs))
+    prompt = Prompt(messages=plain_messages(asked.messages), tools=told_tools(asked.tools or []))
+    return Question(asked.model, prompt, want_pieces=bool(asked.return_token_strs))
 
 
 def parse_detokenize(body: bytes) -> Question:
@@ -100,10 +104,14 @@ class Lookups:
     """All questions; `roster` and `aliases` are read only."""
 
     def __init__(self, config: RouterConfig, roster: Roster, aliases: Aliases, tenants: Tenants) -> None:
-        self._limit, self._timeout_ns = config.max_lookups, config.lookup_timeout_ms * MS
+        self.take_config(config)
         self._roster, self._aliases, self._tenants = roster, aliases, tenants
         self._pending: dict[int, Pending] = {}
         self._counter = self._turn = 0
+
+    def take_config(self, config: RouterConfig) -> None:
+        """Limits, from now on."""
+        self._limit, self._timeout_ns = config.max_lookups, config.lookup_timeout_ms * MS
 
     def __len__(self) -> int:
         """Questions that have no answer yet."""
@@ -120,6 +128,9 @@ class Lookups:
             for number, pending in list(self._pending.items()):
                 if pending.key == (event.board, event.epoch):
                     self._again(number, pending, NoReadyWorker(f"the worker of {event.board} {event.reason}"), out)
+        elif isinstance(event, events.Overslept):
+            for pending in self._pending.values():
+                pending.deadline_ns += event.by_ns
         elif isinstance(event, events.TimePassed):
             for number, pending in list(self._pending.items()):
                 if now_ns >= pending.deadline_ns:

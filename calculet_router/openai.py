@@ -15,7 +15,9 @@ import msgspec
 from msgspec import Meta
 
 from calculet_core.errors import CalculetError, InvalidJson, InvalidValue, Unsupported
-from calculet_core.requests import Prompt, SamplingParams, StopRules
+from calculet_core.kv import ContextOp, refuse
+from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
+from calculet_router.tools import NO_WISH, ResponseFormat, Tool, ToolCall, ToolChoice, Wish, earlier_calls, wish_of
 
 MAX_CHOICES = 128
 """Most choices of one call, over all its prompts."""
@@ -52,13 +54,15 @@ class Call(msgspec.Struct, frozen=True):
     stream: bool
     include_usage: bool
     echo: bool
-    """Text completions of text prompts: the answer starts with the prompt."""
+    """Text completions: the answer starts with the prompt; of token ids it is the worker that knows the text."""
     choices: int
     """How many answers the client gets: prompts x n."""
     unsaid: tuple[str, ...] = ()
     """Of temperature and top_p, what the client left to the model's defaults."""
     timing: bool = False
     """The answer carries the extension `calculet`: tokens per chunk, the hash of all tokens, times."""
+    constraint: Constraint | None = None
+    """What every answer must keep to."""
 
 
 class ContentPart(msgspec.Struct):
@@ -74,7 +78,10 @@ class Message(msgspec.Struct):
     role: Annotated[str, Meta(max_length=32)]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    tool_calls: list[ToolCall] | None = None
+    """Of the assistant: calls that it made."""
+    tool_call_id: str | None = None
+    """Of a tool: which call it answers."""
     function_call: Any = None
 
 
@@ -116,11 +123,11 @@ class _Body(msgspec.Struct):
     calculet: Extension | None = None
     # Refused by name when they ask for anything: see UNSUPPORTED.
     use_beam_search: Any = None
-    tools: Any = None
-    tool_choice: Any = None
+    n_keep: Any = None
+    context_shift: Any = None
+    id_slot: Any = None
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
     structured_outputs: Any = None
     guided_json: Any = None
     guided_regex: Any = None
@@ -141,6 +148,10 @@ class ChatRequest(_Body, kw_only=True):
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS["chat"])] | None = None
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
 
 class CompletionRequest(_Body, kw_only=True):
@@ -149,6 +160,10 @@ class CompletionRequest(_Body, kw_only=True):
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS["text"])] | None = None
     echo: bool | None = None
+    # Of chats only: see UNSUPPORTED_IN_TEXTS.
+    tools: Any = None
+    tool_choice: Any = None
+    response_format: Any = None
 
 
 _decode_chat = msgspec.json.Decoder(ChatRequest).decode
@@ -156,11 +171,11 @@ _decode_text = msgspec.json.Decoder(CompletionRequest).decode
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
+    "n_keep": (0,),
+    "context_shift": (False,),
+    "id_slot": (-1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "structured_outputs": ({},),
     "guided_json": (),
     "guided_regex": (),
@@ -174,11 +189,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"], []),
 }
 """Parameter -> the values besides null that ask for nothing. Any other value would change the answer and is refused."""
+UNSUPPORTED_IN_TEXTS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+}
+"""The same for `/v1/completions` alone."""
+CONTEXT_PARAMETERS = {
+    "use_beam_search": ContextOp.COPY, "best_of": ContextOp.COPY, "n_keep": ContextOp.KEEP_ONE,
+    "context_shift": ContextOp.SHIFT, "id_slot": ContextOp.SAVE_LOAD,
+}  # fmt: skip
+"""Parameter -> the operation on a sequence's context that it would need (scheduling §9.3)."""
 _asked_for = attrgetter(*UNSUPPORTED)
 _NOTHING = (None,) * len(UNSUPPORTED)
 _stops = attrgetter("stop", "stop_token_ids", "ignore_eos", "min_tokens")
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Role a client may send -> role that chat templates know."""
 
 
@@ -194,7 +220,9 @@ def parse_chat(body: bytes) -> Call:
         raise InvalidValue("top_logprobs needs logprobs to be true", param="top_logprobs")
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    return _call(Kind.CHAT, asked, [Prompt(messages=messages)], limit, logprobs, echo=False)
+    constrained = asked.response_format is not None or asked.tools is not None or asked.tool_choice is not None
+    wish = wish_of(asked) if constrained else NO_WISH
+    return _call(Kind.CHAT, asked, [Prompt(messages=messages, tools=wish.tools)], limit, logprobs, False, wish)
 
 
 def parse_text(body: bytes) -> Call:
@@ -204,12 +232,14 @@ def parse_text(body: bytes) -> Call:
         CalculetError: InvalidJson, or InvalidValue or Unsupported with `param` set.
     """
     asked = decode_body(_decode_text, body)
+    for name, harmless in UNSUPPORTED_IN_TEXTS.items():
+        if (value := getattr(asked, name)) is not None and value not in harmless:
+            raise Unsupported(f"{name} is not supported here, only in /v1/chat/completions", param=name)
     prompts = _prompts(asked.prompt)
     echo = bool(asked.echo)
-    if echo and any(prompt.text is None for prompt in prompts):
-        raise Unsupported("echo of a prompt given as token ids is not supported", param="echo")
     if echo and asked.logprobs is not None:
-        raise Unsupported("echo together with logprobs is not supported: prompts have no log probabilities here", param="echo")
+        message = "echo together with logprobs is not supported: devices return the logits of a prompt's last position only"
+        raise Unsupported(message, param="echo")
     return _call(Kind.TEXT, asked, prompts, asked.max_tokens, asked.logprobs, echo)
 
 
@@ -270,20 +300,28 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}]"
     role = ROLES.get(message.role)
     if role is None:
-        if message.role in ("tool", "function"):
-            raise Unsupported(f"messages of role {message.role!r} are not supported", param=f"{where}.role")
+        if message.role == "function":
+            raise Unsupported("messages of role 'function' are not supported: use 'tool'", param=f"{where}.role")
         raise InvalidValue(f"{where}.role: must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    for name in ("tool_calls", "function_call"):
-        if getattr(message, name):
-            raise Unsupported(f"{name} in messages is not supported", param=f"{where}.{name}")
+    if message.function_call:
+        raise Unsupported("function_call in messages is not supported: use tool_calls", param=f"{where}.function_call")
+    if message.tool_calls and role != "assistant":
+        raise InvalidValue(f"{where}.tool_calls: only messages of the assistant have them", param=f"{where}.tool_calls")
     content = message.content
+    if content is None and message.tool_calls:
+        content = ""
     if content is None:
         raise InvalidValue(f"{where}.content is required", param=f"{where}.content")
     if not isinstance(content, str):
         content = "".join(_part(f"{where}.content[{place}]", part) for place, part in enumerate(content))
-    if message.name is None:
-        return {"role": role, "content": content}
-    return {"role": role, "content": content, "name": message.name}
+    plain: dict[str, Any] = {"role": role, "content": content}
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = earlier_calls(f"{where}.tool_calls", message.tool_calls)
+    if message.tool_call_id is not None and role == "tool":
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
 
 
 def _part(where: str, part: ContentPart) -> str:
@@ -310,7 +348,9 @@ def _prompts(prompt: Any) -> list[Prompt]:
     return [Prompt(token_ids=tuple(ids)) for ids in prompt]
 
 
-def _call(kind: Kind, asked: Any, prompts: list[Prompt], limit: int | None, logprobs: int | None, echo: bool) -> Call:
+def _call(
+    kind: Kind, asked: Any, prompts: list[Prompt], limit: int | None, logprobs: int | None, echo: bool, wish: Wish = NO_WISH
+) -> Call:
     n = asked.n or 1
     if error := _refusal(asked, n, limit, len(prompts)):
         raise error
@@ -318,7 +358,7 @@ def _call(kind: Kind, asked: Any, prompts: list[Prompt], limit: int | None, logp
     return Call(
         kind, asked.model, prompts, n, limit, _sampling(asked, logprobs), _stop_rules(*_stops(asked)), bool(asked.stream),
         include_usage, echo, len(prompts) * n, tuple(name for name in ("temperature", "top_p") if getattr(asked, name) is None),
-        asked.calculet is not None and bool(asked.calculet.timing),
+        asked.calculet is not None and bool(asked.calculet.timing), wish.constraint,
     )  # fmt: skip
 
 
@@ -333,11 +373,12 @@ def _refusal(asked: Any, n: int, limit: int | None, prompts: int) -> CalculetErr
     if unsupported != _NOTHING:
         for (name, harmless), value in zip(UNSUPPORTED.items(), unsupported, strict=True):
             if value is not None and value not in harmless:
-                return Unsupported(f"{name} is not supported", param=name)
+                needed = CONTEXT_PARAMETERS.get(name)
+                return (refuse(needed, name) if needed else None) or Unsupported(f"{name} is not supported", param=name)
     if asked.best_of is not None and asked.best_of != n:
         if asked.best_of < n:
             return InvalidValue(f"best_of must be at least n ({n})", param="best_of")
-        return Unsupported("best_of above n is not supported: the boards cannot fork a sequence", param="best_of")
+        return refuse(ContextOp.COPY, "best_of") or Unsupported("best_of above n is not supported", param="best_of")
     if asked.stream_options is not None and not asked.stream:
         return InvalidValue("stream_options needs stream to be true", param="stream_options")
     if limit is not None and asked.min_tokens is not None and asked.min_tokens > limit:

@@ -13,10 +13,10 @@ from msgspec import Meta
 
 from calculet_core.errors import ERROR_TYPES
 from calculet_router.lookups import DetokenizeRequest, TokenizeRequest
-from calculet_router.openai import ROLES, UNSUPPORTED, ChatRequest, CompletionRequest
+from calculet_router.openai import ROLES, UNSUPPORTED, UNSUPPORTED_IN_TEXTS, ChatRequest, CompletionRequest
 
 Natural = Annotated[int, Meta(ge=0)]
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(msgspec.Struct):
@@ -25,10 +25,24 @@ class Usage(msgspec.Struct):
     total_tokens: Natural
 
 
+class MadeFunction(msgspec.Struct):
+    name: str
+    arguments: str
+    """JSON of an object that keeps to the tool's `parameters`; cut where `finish_reason` is `length`."""
+
+
+class MadeCall(msgspec.Struct):
+    id: str
+    type: Literal["function"]
+    function: MadeFunction
+
+
 class ChatMessage(msgspec.Struct):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """null where the answer is calls alone."""
     refusal: None
+    tool_calls: list[MadeCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -166,17 +180,44 @@ def _narrow(schemas: dict[str, Any]) -> None:
     for name in ("ChatRequest", "CompletionRequest"):
         for unsupported in UNSUPPORTED:
             schemas[name]["properties"].pop(unsupported)
+    for unsupported in UNSUPPORTED_IN_TEXTS:
+        schemas["CompletionRequest"]["properties"].pop(unsupported)
     text = {"type": "string", "minLength": 1}
     ids = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}}
     lists = [{"type": "array", "minItems": 1, "items": item} for item in (text, ids)]
     schemas["CompletionRequest"]["properties"]["prompt"] = {"anyOf": [text, ids, *lists]}
-    message = schemas["Message"]
-    message["properties"] = {
-        "role": {"enum": list(ROLES)},
-        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": REF.format(name="ContentPart")}}]},
-        "name": {"type": "string"},
-    }
-    message["required"] = ["role", "content"]
+    parts = {"type": "array", "items": {"$ref": REF.format(name="ContentPart")}}
+    content = {"anyOf": [{"type": "string"}, parts]}
+    maybe = {"anyOf": [{"type": "null"}, *content["anyOf"]]}
+    schema = {"$ref": REF.format(name="JsonSchema")}
+    calls = {"type": "array", "minItems": 1, "items": {"$ref": REF.format(name="ToolCall")}}
+    named = {"content": content, "name": {"type": "string"}}
+    others = [role for role in ROLES if role != "tool"]
+    schemas["Message"] = {
+        "description": "A message of a chat.",
+        "anyOf": [
+            _object({"role": {"enum": others}, **named}, "role", "content"),
+            _object({"role": {"const": "assistant"}, **named, "content": maybe, "tool_calls": calls}, "role", "tool_calls"),
+            _object({"role": {"const": "tool"}, **named, "tool_call_id": {"type": "string"}}, "role", "content"),
+        ],
+    }  # fmt: skip
+    schemas["ToolCall"]["properties"]["type"] = {"const": "function"}
+    schemas["Tool"]["properties"]["type"] = {"const": "function"}
+    schemas["Tool"]["required"] = ["type", "function"]
+    schemas["Tool"]["properties"]["function"] = {"$ref": REF.format(name="Function")}
+    schemas["Function"]["properties"]["parameters"]["description"] = "JSON schema; of `type` object"
+    schemas["ResponseFormat"] = {
+        "anyOf": [
+            _object({"type": {"enum": ["text", "json_object"]}}, "type"),
+            _object({"type": {"const": "json_schema"}, "json_schema": schema}, "type", "json_schema"),
+        ],
+    }  # fmt: skip
+    schemas["JsonSchema"]["required"] = ["name", "schema"]
+    schemas["JsonSchema"]["properties"]["schema"] = {"type": "object", "description": "JSON schema"}
+    schemas["ChatRequest"]["properties"]["tool_choice"] = {
+        "anyOf": [{"enum": ["none", "auto", "required"]}, {"$ref": REF.format(name="ToolChoice")}],
+        "description": "`required` and objects need `tools`.",
+    }  # fmt: skip
     part = schemas["ContentPart"]
     part["properties"], part["required"] = {"type": {"const": "text"}, "text": {"type": "string"}}, ["type", "text"]
     tokenize = schemas["TokenizeRequest"]
@@ -188,12 +229,16 @@ def _narrow(schemas: dict[str, Any]) -> None:
     tokenize["oneOf"] = [{"required": ["prompt"]}, {"required": ["messages"]}]
 
 
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required)}
+
+
 def _call(summary: str, request: str, answer: str) -> dict[str, Any]:
     parameters = [{"name": name, "in": "header", "description": text, "schema": schema} for name, text, schema in HEADERS]
     content = {"text/event-stream": {}, **_json(answer)}
     return {
         "summary": summary, "parameters": parameters, "requestBody": _body(request), "security": [{}, {"key": []}],
-        "responses": {"200": {"description": "The answer, whole or streamed", "content": content}, **_errors(*OF_ALL, *OF_CALLS)},
+        "responses": {"200": {"description": "The answer, whole or streamed", "content": content}, **errors(*OF_ALL, *OF_CALLS)},
     }  # fmt: skip
 
 
@@ -205,21 +250,21 @@ def _question(summary: str, request: str, answer: str) -> dict[str, Any]:
 def _get(
     summary: str,
     answer: str | None,
-    errors: tuple[int, ...] = (),
+    others: tuple[int, ...] = (),
     parameters: list[dict[str, Any]] | None = None,
     open_to_all: bool = False,
 ) -> dict[str, Any]:
     content = {"application/json": {}} if answer is None else _json(answer)
     return {
         "summary": summary, "parameters": parameters or [], "security": [{}] if open_to_all else [{}, {"key": []}],
-        "responses": {"200": {"description": "Success", "content": content}, **_errors(*OF_ALL, *errors)},
+        "responses": {"200": {"description": "Success", "content": content}, **errors(*OF_ALL, *others)},
     }  # fmt: skip
 
 
 def _text(summary: str) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}}
     success = {"description": "Success", "content": content}
-    return {"summary": summary, "security": [{}], "responses": {"200": success, **_errors(*OF_ALL)}}
+    return {"summary": summary, "security": [{}], "responses": {"200": success, **errors(*OF_ALL)}}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:
@@ -234,7 +279,7 @@ def _json(name: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"$ref": REF.format(name=name)}}}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
+def errors(*statuses: int) -> dict[str, Any]:
     """Each status with the codes that it may carry."""
     found = {}
     for status in sorted(statuses):

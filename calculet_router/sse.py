@@ -8,6 +8,7 @@ without `[DONE]`: clients take a clean end for success.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ import msgspec
 
 from calculet_core.clock import MS
 from calculet_core.errors import CalculetError
-from calculet_core.wire import Piece, TokenLogprob, Usage
+from calculet_core.wire import Piece, TokenLogprob, ToolCallPart, Usage
 from calculet_router.openai import Call, Kind
 
 DONE = b"data: [DONE]\n\n"
@@ -25,6 +26,7 @@ _EVENT_END = b"}\n\n"
 _LOWEST_LOGPROB = -9999.0
 """JSON has no infinity."""
 _encode = msgspec.json.Encoder().encode
+_utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Answer(Protocol):
@@ -71,6 +73,7 @@ class StreamAnswer:
         chat = call.kind is Kind.CHAT
         self._logprobs = _Logprobs(call)
         self._call, self._left, self._usage = call, call.choices, _UsageSum(call)
+        self._call_prefix = f"call_{request_id}"
         name = "chat.completion.chunk" if chat else "text_completion"
         head = _object_head(call, request_id, name, created_s, digest)
         self._usage_head = b'data: %b"choices":[],"usage":' % head
@@ -97,7 +100,7 @@ class StreamAnswer:
     def add(self, index: int, piece: Piece) -> bytes:
         """The choice's next event; with its last one, if all others have ended, the stream's end."""
         first = self._firsts[index]
-        if piece.finish is None and piece.logprobs is None:
+        if piece.finish is None and piece.logprobs is None and piece.calls is None:
             if first is None:
                 return b"%b%b%b" % (self._texts[index], _encode(piece.text), self._more) if piece.text else b""
             if not piece.text:
@@ -110,7 +113,12 @@ class StreamAnswer:
             self._firsts[index] = None
             if self._call.echo:
                 text = (self._call.prompts[index // self._call.n].text or "") + text
-        body = self._heads[index] if self._chat and first is None and not text else (first or self._texts[index]) + _encode(text)
+        if piece.calls:
+            body = self._called(index, piece.calls, text, first)
+        elif self._chat and first is None and not text:
+            body = self._heads[index]
+        else:
+            body = (first or self._texts[index]) + _encode(text)
         logprobs = _encode(self._logprobs.take(index, piece.logprobs)) if piece.logprobs else b"null"
         finish = b"null" if piece.finish is None else b'"%b"' % piece.finish.encode()
         event = b'%b%b,"logprobs":%b,"finish_reason":%b%b' % (body, self._close, logprobs, finish, self._tail)
@@ -119,6 +127,14 @@ class StreamAnswer:
         self._left -= 1
         self._usage.add(index, piece.usage)
         return event if self._left else event + self._end()
+
+    def _called(self, index: int, parts: list[ToolCallPart], text: str, first: bytes | None) -> bytes:
+        """A delta with parts of calls; `content` is null where the answer begins with one."""
+        calls = _encode([_call_delta(self._call_prefix, index, part) for part in parts])
+        if first is not None:
+            return b'%b%b,"tool_calls":%b' % (first, _encode(text or None), calls)
+        content = b'"content":%b,' % _encode(text) if text else b""
+        return b'%b%b"tool_calls":%b' % (self._heads[index], content, calls)
 
     def _end(self) -> bytes:
         if not self._call.include_usage:
@@ -129,7 +145,9 @@ class StreamAnswer:
 class WholeAnswer:
     """One `chat.completion` or `text_completion` object, complete with the last choice."""
 
-    __slots__ = ("_call", "_created_s", "_digest", "_finish", "_left", "_logprobs", "_request_id", "_texts", "_usage")
+    __slots__ = (
+        "_call", "_calls", "_created_s", "_digest", "_finish", "_left", "_logprobs", "_request_id", "_texts", "_usage",
+    )  # fmt: skip
 
     def __init__(self, call: Call, request_id: str, created_s: int, digest: str) -> None:
         self._call, self._request_id, self._created_s, self._digest = call, request_id, created_s, digest
@@ -137,6 +155,8 @@ class WholeAnswer:
         self._texts = [""] * call.choices
         self._finish = [""] * call.choices
         self._logprobs: dict[int, list[TokenLogprob]] = {}
+        self._calls: dict[int, list[ToolCallPart]] = {}
+        """Whole calls by choice."""
 
     @property
     def ended(self) -> bool:
@@ -147,6 +167,7 @@ class WholeAnswer:
         """Forget what was collected of a choice."""
         self._texts[index] = ""
         self._logprobs.pop(index, None)
+        self._calls.pop(index, None)
 
     def add(self, index: int, piece: Piece) -> bytes:
         """The whole body with the last choice's end; nothing before."""
@@ -154,6 +175,8 @@ class WholeAnswer:
             self._texts[index] += piece.text
         if piece.logprobs:
             self._logprobs.setdefault(index, []).extend(piece.logprobs)
+        if piece.calls:
+            _join(self._calls.setdefault(index, []), piece.calls)
         if piece.finish is None:
             return b""
         self._left -= 1
@@ -174,11 +197,14 @@ class WholeAnswer:
             text = (call.prompts[index // call.n].text or "") + text
         if call.sampling.logprobs is not None:
             logprobs = _encode(_Logprobs(call).take(index, self._logprobs.get(index, [])))
+        made = b""
+        if calls := self._calls.get(index):
+            made = b',"tool_calls":' + _encode([_whole_call(f"call_{self._request_id}", index, one) for one in calls])
+        content, finish = _encode(None if made and not text else text), self._finish[index].encode()
         if call.kind is Kind.CHAT:
-            form = b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":%b,"finish_reason":"%b"}'
-        else:
-            form = b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":"%b"}'
-        return form % (index, _encode(text), logprobs, self._finish[index].encode())
+            form = b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null%b},"logprobs":%b,"finish_reason":"%b"}'
+            return form % (index, content, made, logprobs, finish)
+        return b'{"index":%d,"text":%b,"logprobs":%b,"finish_reason":"%b"}' % (index, content, logprobs, finish)
 
 
 class TimedStreamAnswer(StreamAnswer):
@@ -220,6 +246,34 @@ class TimedWholeAnswer(WholeAnswer):
             self._timed[index] = {"index": index, "tokens": tokens, **_times(piece.usage)}
         data = super().add(index, piece)
         return b'%b,"calculet":{"choices":%b}}' % (data[:-1], _encode(self._timed)) if data else data
+
+
+def _call_id(prefix: str, choice: int, index: int) -> str:
+    """Unique in this fleet: the call's request, the choice, and the place in it."""
+    return f"{prefix}_{choice}_{index}"
+
+
+def _call_delta(prefix: str, choice: int, part: ToolCallPart) -> dict[str, Any]:
+    function: dict[str, Any] = {"arguments": part.arguments}
+    if part.name is None:
+        return {"index": part.index, "function": function}
+    function = {"name": part.name, **function}
+    return {"index": part.index, "id": _call_id(prefix, choice, part.index), "type": "function", "function": function}
+
+
+def _whole_call(prefix: str, choice: int, call: ToolCallPart) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": _call_id(prefix, choice, call.index), "type": "function", "function": function}
+
+
+def _join(calls: list[ToolCallPart], parts: list[ToolCallPart]) -> None:
+    """Add parts to the calls that they belong to."""
+    for part in parts:
+        if part.name is not None:
+            calls.append(part)
+        else:
+            last = calls[-1]
+            calls[-1] = ToolCallPart(last.index, last.name, last.arguments + part.arguments)
 
 
 def _times(usage: Usage | None) -> dict[str, Any]:
@@ -268,6 +322,9 @@ class _Logprobs:
     def __init__(self, call: Call) -> None:
         self._shape: Callable[[int, list[TokenLogprob]], Any] = self._chat if call.kind is Kind.CHAT else self._text
         self._offsets = [0] * call.choices
+        asked = call.kind is Kind.TEXT and call.sampling.logprobs is not None
+        self._decoders = [_utf8_decoder("replace") for _ in range(call.choices)] if asked else []
+        """A character that is several tokens is at one offset: its first token's."""
 
     def take(self, index: int, tokens: list[TokenLogprob]) -> Any:
         """The `logprobs` object of these tokens of a choice."""
@@ -284,20 +341,27 @@ class _Logprobs:
         return {"content": content, "refusal": None}
 
     def _text(self, index: int, tokens: list[TokenLogprob]) -> Any:
-        names, offsets = [_name(token.token_bytes) for token in tokens], []
-        for name in names:
+        offsets, decode = [], self._decoders[index].decode
+        for token in tokens:
             offsets.append(self._offsets[index])
-            self._offsets[index] += len(name)
+            self._offsets[index] += len(decode(token.token_bytes))
         return {
-            "tokens": names,
+            "tokens": [_name(token.token_bytes) for token in tokens],
             "token_logprobs": [_finite(token.logprob) for token in tokens],
-            "top_logprobs": [{_name(data): _finite(logprob) for _, data, logprob in token.top} for token in tokens],
+            "top_logprobs": [_alternatives(token) for token in tokens],
             "text_offset": offsets,
         }
 
 
 def _chat_token(data: bytes, logprob: float) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _alternatives(token: TokenLogprob) -> dict[str, float]:
+    """The best by name; the drawn one is always among them, so there may be one more than was asked for."""
+    found = {_name(data): _finite(logprob) for _, data, logprob in token.top}
+    found.setdefault(_name(token.token_bytes), _finite(token.logprob))
+    return found
 
 
 def _name(data: bytes) -> str:

@@ -13,12 +13,13 @@ import click
 from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
-from calculet_core.shell.logs import keep_copy, set_up_logs
+from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
 from calculet_supervisor.shell.reloading import BornAgain, become_new
 from calculet_supervisor.shell.starting import serve
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="calculet", prog_name="calculet-supervisor")
 def main() -> None:
     """Keeps a fleet's boards alive."""
 
@@ -35,6 +36,7 @@ def run(config: Path) -> None:
     try:
         fleet = load_fleet(config)
         make_folders(fleet)
+        set_level(fleet.config.log.level)
         keep_copy("supervisor", fleet.log("supervisor"))
         code = asyncio.run(serve(fleet))
     except ConfigError as error:

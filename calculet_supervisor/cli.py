@@ -12,6 +12,7 @@ from calculet_supervisor.commands import COMMANDS
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="calculet", prog_name="calculet")
 def main() -> None:
     """Serves LLM accelerator boards.
 

@@ -26,11 +26,13 @@ OF_FLEET = frozenset(
     {
         history.FLEET_WORKER_STARTED, history.FLEET_WORKER_EXITED, history.FLEET_WORKER_KILLED, history.FLEET_RESET_GRANTED,
         history.FLEET_RESET_DENIED, history.FLEET_ADMIN, history.FLEET_CONDEMNED, history.FLEET_PROBATION,
-        history.FLEET_QUARANTINED,
+        history.FLEET_QUARANTINED, history.FLEET_OVERRULED, history.FLEET_SWITCH, history.FLEET_CONFIGURED,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({history.FLEET_ROLLOUT, history.FLEET_BREAKER})
 """Events that concern every board."""
+OF_CHAOS = frozenset({history.CHAOS_FIRED, history.CHAOS_HEALED})
+"""Faults on purpose: those of a board concern it, those of a router or the supervisor everybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,16 @@ def explain(request: int, own: Sequence[Event], others: Iterable[Event]) -> Stor
 def _concerns(event: Event, boards: set[str]) -> bool:
     if event.request is not None:
         return False
+    if event.event in OF_CHAOS:
+        return event.board is None or event.board in boards
     return event.event in EVERYWHERE or (event.board in boards and (event.event in OF_BOARDS or event.event in OF_FLEET))
 
 
 def _who(event: Event) -> str:
     if event.event.startswith("request."):
         return "router"
+    if event.event in OF_CHAOS:
+        return str(event.data.get("process"))
     return "supervisor" if event.event.startswith("fleet.") else event.board or "worker"
 
 
@@ -84,6 +90,7 @@ def _summary(request: int, own: Sequence[Event]) -> str:
     what = f"{request_id_text(request)}"
     if accepted is not None:
         what += f", model {accepted.data.get('model')}, tenant {accepted.data.get('tenant')}"
+        what += f", trace {accepted.data['trace']}" if accepted.data.get("trace") else ""
     tries = f"{len(sent)} attempt{'s' if len(sent) != 1 else ''} ({', '.join(str(event.board) for event in sent)})"
     if done is None:
         return f"{what}: not ended as far as the journals go; {tries}"
@@ -135,11 +142,54 @@ def _golden(event: Event, data: dict[str, Any]) -> str:
     return "golden cases passed" if data.get("passed") else f"golden cases failed: {data.get('detail')}"
 
 
+def _exited(event: Event, data: dict[str, Any]) -> str:
+    signal, code = data.get("signal"), data.get("code")
+    how = f"killed by signal {signal}" if signal else "the worker ended" if code is None else f"the worker ended with code {code}"
+    if data.get("reason"):
+        how += f" ({data['reason']})"
+    if data.get("commanded"):
+        return f"{how}, as it was told"
+    if data.get("quarantined"):
+        return f"{how}; not started again: its restart budget is spent"
+    wait = data.get("retry_in_ms")
+    return f"{how}; started again" + (f" in {wait} ms" if wait else "")
+
+
+def _started(event: Event, data: dict[str, Any]) -> str:
+    return f"the worker runs as pid {data.get('pid')}" + (", started by itself" if data.get("automatic") else "")
+
+
+def _reset_answer(event: Event, data: dict[str, Any]) -> str:
+    fault = f" after {data['fault']}" if data.get("fault") else ""
+    if data.get("reason"):
+        return f"no reset{fault}: {data['reason']}"
+    return f"a reset{fault}; {data.get('left')} left in the budget"
+
+
+def _admin(event: Event, data: dict[str, Any]) -> str:
+    detail = f" ({data['detail']})" if data.get("detail") else ""
+    return f"{data.get('verb')} by uid {data.get('uid')}{detail}"
+
+
+def _configured(event: Event, data: dict[str, Any]) -> str:
+    if "changes" not in data:
+        return f"restarted for configuration version {data.get('version')}"
+    by = f" by uid {data['uid']}" if data.get("uid") is not None else ""
+    return f"configuration version {data.get('version')} was applied{by}: {', '.join(data['changes'])}"
+
+
+def _chaos(event: Event, data: dict[str, Any]) -> str:
+    over = " is over" if event.event == history.CHAOS_HEALED else ""
+    count = f", {data['count']} messages were spoiled" if data.get("count") is not None else ""
+    return f"on purpose: {data.get('fault')}{over}{count} (order {data.get('order')})"
+
+
 _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.REQUEST_ACCEPTED: lambda event, data: f"accepted: {_rest(data)}",
     history.REQUEST_SENT: _sent,
     history.REQUEST_TROUBLE: _trouble,
     history.REQUEST_MOVED: _moved,
+    history.REQUEST_WAITING: lambda event, data: f"waits for its turn: another model has the board of {data.get('model')}",
     history.REQUEST_TOKENS: lambda event, data: f"{data.get('n')} tokens were passed on",
     history.REQUEST_DONE: _done,
     history.ATTEMPT_ADMITTED: _admitted,
@@ -152,6 +202,17 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.BOARD_FAULT: lambda event, data: f"fault: {data.get('kind')}: {data.get('detail')}",
     history.BOARD_RESET: lambda event, data: f"the board was reset (rc {data.get('rc')})",
     history.BOARD_GOLDEN: _golden,
+    history.FLEET_WORKER_EXITED: _exited,
+    history.FLEET_WORKER_STARTED: _started,
+    history.FLEET_WORKER_ADOPTED: lambda event, data: f"the worker, pid {data.get('pid')}, was found alive",
+    history.FLEET_WORKER_KILLED: lambda event, data: f"the worker gets {data.get('signal')}: {data.get('reason')}",
+    history.FLEET_RESET_GRANTED: _reset_answer,
+    history.FLEET_RESET_DENIED: _reset_answer,
+    history.FLEET_ADMIN: _admin,
+    history.FLEET_SWITCH: lambda event, data: f"turn of {data.get('alias')} after {data.get('was')}: {data.get('reason')}",
+    history.FLEET_CONFIGURED: _configured,
+    history.CHAOS_FIRED: _chaos,
+    history.CHAOS_HEALED: _chaos,
     history.FLEET_ROLLOUT: lambda event, data: f"rollout {data.get('rollout')} of {data.get('alias')}: {data.get('text')}",
 }  # fmt: skip
 

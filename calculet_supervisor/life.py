@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from calculet_core.states.worker_process import WORKER_PROCESS, ProcessEvent, ProcessState
 from calculet_supervisor.health import Health
 from calculet_supervisor.restarts import Restarts
+from calculet_supervisor.world import WorkerAside
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Life:
     reset: ResetAnswer | None = None
     failed_ns: int | None = None
     """Since when its model has failed, or its load was refused."""
+    aside: WorkerAside | None = None
+    """As it is remembered, or about to be."""
 
     def enter(self, event: ProcessEvent, now_ns: int) -> None:
         """The only way to change `state`."""

@@ -148,7 +148,8 @@ class Planner:
         if rest:
             if len(side.moving) >= rollout.max_unavailable:
                 return None
-            return advance(rollout, wall_s, f"{rest[0]} leaves blue", assigned=(*rollout.assigned, rest[0]))
+            text = f"{rest[0]} leaves {rollout.blue or 'its rest'} for {rollout.green}"
+            return advance(rollout, wall_s, text, assigned=(*rollout.assigned, rest[0]))
         if side.moving or not acked:
             return None
         later = [f"{board} ({seen.out})" for board, seen in side.facts.items() if seen.out is not None]

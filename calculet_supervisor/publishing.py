@@ -51,4 +51,5 @@ def misplaced(wish: BoardWish, report: wire.WorkerReport) -> bool:
     """Whether the board holds a generation that it shall not hold."""
     if report.generation == 0:
         return False
-    return wish.placement is None or (wish.swap and report.digest != wish.placement.digest)
+    placed = wish.placement
+    return placed is None or (wish.swap and (report.digest, report.alias) != (placed.digest, placed.alias))

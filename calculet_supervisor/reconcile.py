@@ -40,8 +40,10 @@ from calculet_supervisor.world import (
     Placement,
     Publish,
     Send,
+    SetAside,
     Spawn,
     Terminate,
+    WorkerAside,
 )
 
 COMMAND_NS = 5 * S
@@ -60,7 +62,8 @@ _OPERATOR_ONLY = frozenset(kind.value for kind, rule in FAULT_POLICY.items() if 
 
 
 class Reconciler:
-    """Decides for all boards. `published` is the last fleet view that was committed; spends are monotonic nanoseconds."""
+    """Decides for all boards. `published` is the last fleet view that was committed; spends are monotonic nanoseconds; `asides` are
+    workers that an earlier supervisor left in quarantine, `fingerprint` stands for the configuration as it is now."""
 
     def __init__(
         self,
@@ -69,8 +72,11 @@ class Reconciler:
         rng: random.Random,
         published: wire.FleetView,
         restart_spends: Mapping[str, Iterable[int]] = {},
+        asides: Mapping[str, WorkerAside] = {},
+        fingerprint: str = "",
     ) -> None:
         self._config, self._resets, self._rng, self._spends = config, resets, rng, restart_spends
+        self._asides, self._fingerprint = dict(asides), fingerprint
         self._published = published
         self.lives: dict[str, Life] = {}
         self.attribution = Attribution()
@@ -97,6 +103,7 @@ class Reconciler:
             while state is not life.state:
                 state = life.state
                 actions += self._handlers[state](board, life, wish, seen, now_ns)
+            actions += self._remember(board, life, now_ns)
         actions += self._publish(desired, observed)
         return actions
 
@@ -118,7 +125,34 @@ class Reconciler:
             restarts = Restarts(self._config.restart, self._rng, self._spends.get(board, ()))
             life = Life(restarts, Health(self._config, now_ns), wish.min_epoch if wish else 0, exits=seen.exits)
             self.lives[board] = life
+            if (aside := self._asides.pop(board, None)) is not None:
+                self._recall(life, aside, seen, now_ns)
         return life
+
+    def _recall(self, life: Life, aside: WorkerAside, seen: BoardSeen, now_ns: int) -> None:
+        """An earlier supervisor's quarantine goes on, unless the configuration was changed since."""
+        life.aside = aside
+        if aside.config != self._fingerprint:
+            return
+        life.restarts.half_opened()
+        if seen.pid is None:
+            life.enter(_E.SPAWN, now_ns)
+            life.enter(_E.GIVE_UP, now_ns)
+            life.retry_ns, life.why = aside.retry_ns, aside.why
+
+    def _remember(self, board: str, life: Life, now_ns: int) -> Iterator[Action]:
+        """What a successor has to know of a worker whose budget is spent: changes only."""
+        aside = life.aside
+        if life.state is _P.QUARANTINED:
+            aside = WorkerAside(life.why or "", life.retry_ns, self._fingerprint)
+        elif not life.restarts.half_open:
+            aside = None
+        elif aside is not None and aside.retry_ns is not None and aside.retry_ns <= now_ns:  # its one try has begun
+            again_ns = now_ns + int(self._config.restart.half_open_after_s * S)
+            aside = WorkerAside(aside.why, again_ns, self._fingerprint)
+        if aside != life.aside:
+            life.aside = aside
+            yield SetAside(board, aside)
 
     # ---------------------------------------------------------------- edges
     def _exited(self, board: str, life: Life, seen: BoardSeen, now_ns: int) -> Iterator[Action]:
@@ -129,7 +163,8 @@ class Reconciler:
         if life.state not in (_P.STARTING, _P.UP, _P.STOPPING):
             return
         how = seen.last_exit or Exit()
-        asked_from_outside = life.state is _P.UP and how.code == ExitCode.OK and life.health.serving_ns is not None
+        unloads = life.command is not None and life.command.verb == "unload"
+        asked_from_outside = life.state is _P.UP and how.code == ExitCode.OK and (unloads or life.health.serving_ns is not None)
         commanded = life.state is _P.STOPPING or asked_from_outside
         data = {"code": how.code, "signal": how.signal, "reason": how.reason, "commanded": commanded}
         if commanded:
@@ -230,9 +265,12 @@ class Reconciler:
     def _command(self, board: str, life: Life, wish: BoardWish, report: wire.WorkerReport, now_ns: int) -> Iterator[Action]:
         """One command at a time, and none twice in a row before its time: a refusal is not answered by asking again at once."""
         empty = report.state == ModelState.UNLOADED.name
-        if self._reset_ordered(wish, report) or (wish.prove and empty and report.resets == 0):
+        if self._reset_ordered(wish, report):
             if report.load_step != RESETS and self._may_send(life, "forced reset", report, now_ns):
                 yield self._force_reset(board, life, report, now_ns)
+        elif wish.prove and empty and report.resets == 0 and self._resets.allowed(board):
+            if report.condemned is None and report.load_step != RESETS and self._may_send(life, "proof", report, now_ns):
+                yield from self._prove(board, life, report, now_ns)
         elif report.wants_reset or self._window_reopened(life, report, now_ns):
             if self._frozen is None and self._may_send(life, "reset", report, now_ns):
                 yield from self._answer_reset(board, life, report, now_ns)
@@ -280,6 +318,17 @@ class Reconciler:
         life.reset = ResetAnswer(report.epoch, report.generation, None, now_ns)
         return Grant(board, self._begin(life, "forced reset", report, now_ns), spend=True)
 
+    def _prove(self, board: str, life: Life, report: wire.WorkerReport, now_ns: int) -> Iterator[Action]:
+        """A board that comes back is reset once, out of the budget; while that is spent it waits empty. A life that dies before its
+        reset is done leaves it to the next one."""
+        waits = life.reset is not None and life.reset.reason is not None and now_ns < life.reset.next_ns
+        if waits and life.reset is not None and life.reset.generation == report.generation:
+            return
+        granted, spend, note = self._decide_reset(board, life, report, now_ns)
+        yield from note
+        if granted:
+            yield Grant(board, self._begin(life, "proof", report, now_ns), spend=spend)
+
     def _window_reopened(self, life: Life, report: wire.WorkerReport, now_ns: int) -> bool:
         """Whether a board that was condemned for want of budget may have its reset after all."""
         answer = life.reset
@@ -289,20 +338,28 @@ class Reconciler:
 
     def _answer_reset(self, board: str, life: Life, report: wire.WorkerReport, now_ns: int) -> Iterator[Action]:
         """One decision, and one spend, per generation; an answer that got lost is sent again without a second spend."""
+        granted, spend, note = self._decide_reset(board, life, report, now_ns)
+        yield from note
+        seq = self._begin(life, "reset", report, now_ns)
+        if granted:
+            yield Grant(board, seq, spend=spend)
+        else:
+            assert life.reset is not None and life.reset.reason is not None
+            yield Send(board, wire.DenyReset(seq, life.reset.reason))
+
+    def _decide_reset(
+        self, board: str, life: Life, report: wire.WorkerReport, now_ns: int
+    ) -> tuple[bool, bool, tuple[Note, ...]]:
+        """(whether the budget grants a reset, whether that was spent now, what to tell)."""
         answer = life.reset
         known = answer is not None and (answer.epoch, answer.generation) == (report.epoch, report.generation)
-        decided = known and answer is not None and (answer.reason is None or now_ns < answer.next_ns)
-        if answer is None or not decided:
-            refusal = self._resets.ask(board, now_ns)
-            answer = life.reset = _answer(report, refusal, now_ns)
-            name = history.FLEET_RESET_GRANTED if refusal is None else history.FLEET_RESET_DENIED
-            data = {"fault": report.fault, "reason": answer.reason, "left": self._resets.left(board, now_ns)}
-            yield Note(name, board, report.epoch, report.generation, data)
-        seq = self._begin(life, "reset", report, now_ns)
-        if answer.reason is None:
-            yield Grant(board, seq, spend=not decided)
-        else:
-            yield Send(board, wire.DenyReset(seq, answer.reason))
+        if answer is not None and known and (answer.reason is None or now_ns < answer.next_ns):
+            return answer.reason is None, False, ()
+        refusal = self._resets.ask(board, now_ns)
+        answer = life.reset = _answer(report, refusal, now_ns)
+        name = history.FLEET_RESET_GRANTED if refusal is None else history.FLEET_RESET_DENIED
+        data = {"fault": report.fault, "reason": answer.reason, "left": self._resets.left(board, now_ns)}
+        return refusal is None, refusal is None, (Note(name, board, report.epoch, report.generation, data),)
 
     def _may_send(self, life: Life, verb: str, report: wire.WorkerReport, now_ns: int) -> bool:
         last = life.command

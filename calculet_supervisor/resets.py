@@ -42,6 +42,10 @@ class Resets:
         wait_s = (next_ns - now_ns) / S
         return Refusal(f"{budget.limit} resets in ten minutes are spent; the next is allowed in {wait_s:.0f} s", next_ns)
 
+    def allowed(self, board: str) -> bool:
+        """False: resets of the board are turned off."""
+        return self._budgets[board].limit > 0
+
     def left(self, board: str, now_ns: int) -> int:
         """Resets that the window still allows."""
         return self._budgets[board].left(now_ns)

@@ -53,9 +53,18 @@ class Restarts:
         self._budget.spend(now_ns)
         self._half_open = self._half_open or half_open
 
+    @property
+    def half_open(self) -> bool:
+        """A life out of quarantine that has not served for the stable period yet: its death costs the long time again."""
+        return self._half_open
+
+    def half_opened(self) -> None:
+        """An earlier supervisor left the worker in quarantine, or let it try once."""
+        self._half_open = True
+
     def serving(self, since_ns: int, now_ns: int) -> None:
         """It serves since `since_ns`; after the stable period everything is forgiven."""
-        if self.failures and now_ns - since_ns >= self._config.stable_after_s * S:
+        if (self.failures or self._half_open) and now_ns - since_ns >= self._config.stable_after_s * S:
             self.forgive()
 
     def forgive(self) -> None:

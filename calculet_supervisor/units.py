@@ -66,6 +66,8 @@ class Installation:
     router_drain_s: float
     worker_drain_s: float
     max_connections: int
+    worker_families: str = "AF_UNIX"
+    """Sockets that workers may have: TCP only where a board listens on it."""
 
 
 def plan_installation(prefix: str, config_path: str, config: FleetConfig, user: str, group: str) -> Installation:
@@ -92,6 +94,7 @@ def plan_installation(prefix: str, config_path: str, config: FleetConfig, user: 
         join(prefix, "bin"), config_path, user, group, config.router.listen,
         folders["run_dir"], folders["state_dir"], folders["log_dir"],
         config.router.drain_timeout_s, config.supervision.drain_timeout_ms / 1000, config.router.max_connections,
+        "AF_UNIX AF_INET AF_INET6" if any(board.listen for board in config.boards) else "AF_UNIX",
     )  # fmt: skip
 
 

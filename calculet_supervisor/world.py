@@ -43,11 +43,13 @@ class BoardWish:
     weight: float = 1.0
     """Its share of work, others having 1."""
     prove: bool = False
-    """It comes back from being condemned: it is reset before anything is loaded."""
+    """It comes back from being condemned: it is reset, out of the budget, before anything is loaded."""
     reset_generation: int = 0
     """An operator wants a reset while the board fails or recovers with this generation, whatever the budget says."""
     pool: str = ""
     """Whose requests come here first; empty: everybody's."""
+    probation: bool = False
+    """It came back from being condemned and has not proved itself yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,19 @@ class Observed:
     """What is seen of the fleet's workers."""
 
     boards: Mapping[str, BoardSeen] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAside:
+    """A worker whose restart budget is spent: it is tried once at `retry_ns`, and a life that fails then costs the long time again.
+    This outlives the supervisor, until the worker has served for the stable period, the configuration has changed, or an operator
+    says otherwise."""
+
+    why: str
+    retry_ns: int | None
+    """CLOCK_MONOTONIC; None: never by itself (a wrong configuration)."""
+    config: str = ""
+    """Fingerprint of the configuration under which that was decided."""
 
 
 # ------------------------------------------------------------------------------------------------ actions
@@ -159,6 +174,14 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """Remember durably that a worker's restart budget is spent; None: forget it."""
+
+    board: str
+    aside: WorkerAside | None
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Commit a new version of the fleet view, write its file, then tell the routers."""
 
@@ -177,4 +200,4 @@ class Note:
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
-Action = Spawn | Terminate | Abort | Kill | Load | Grant | Send | Publish | Note
+Action = Spawn | Terminate | Abort | Kill | Load | Grant | Send | SetAside | Publish | Note

@@ -18,7 +18,9 @@ class _Group(click.Group):
 
     lazy = {
         "build-package": ("build_package", "build_package_command"),
+        "fork-server": ("fork_server", "fork_server_command"),
         "keygen": ("build_package", "keygen_command"),
+        "derive-profiles": ("derive_profiles", "derive_command"),
         "prove": ("prove", "prove_command"),
     }
 
@@ -33,7 +35,8 @@ class _Group(click.Group):
         return super().get_command(context, name)
 
 
-@click.group(cls=_Group)
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="calculet", prog_name="calculet-worker")
 def cli() -> None:
     """One board's worker."""
 
@@ -47,7 +50,7 @@ def run(config: Path, board_name: str) -> None:
     Exit codes: 0 commanded, 70 a bug, 75 the board is unavailable, 78 the configuration is wrong.
     """
     from calculet_core.shell.fleet import load_fleet, make_folders
-    from calculet_core.shell.logs import keep_copy, set_up_logs
+    from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
     from calculet_core.shell.stacks import ignore_dumps
     from calculet_worker.shell.app import exit_code_of, serve
     from calculet_worker.shell.loading import check_configuration
@@ -59,6 +62,7 @@ def run(config: Path, board_name: str) -> None:
         board = fleet.board(board_name)
         check_configuration(fleet, board)
         make_folders(fleet)
+        set_level(fleet.config.log.level)
         keep_copy(f"worker-{board_name}", fleet.log(f"worker-{board_name}"))
         code, reason = serve(fleet, board)
         logging.info("ends with code %d: %s", code, reason)

@@ -9,7 +9,7 @@ from calculet_core import wire
 from calculet_core.history import Event
 from calculet_core.ids import WireKey
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings
-from calculet_core.requests import Prompt
+from calculet_core.requests import Constraint, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class SubmitJob:
     job: Job
     engine: EngineBank
     deadline_ns: int
+    rehearse_ns: int | None = None
+    """Shortly before the job should end: when a tick may be rehearsed (`rehearsal`). None: it is too short, or nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,10 @@ class Tokenize:
     key: WireKey
     prompt: Prompt
     size: int
+    constraint: Constraint | None = None
+    """Compiled too, always off the actor's path."""
+    echo: bool = False
+    """The answer is to begin with the prompt's text, which only the tokenizer knows: tell it too."""
 
 
 @dataclass(slots=True)
@@ -130,6 +136,7 @@ class TraceSteps:
     logits_ready_ns: int
     sampling_ns: int | None
     rows: list[TracedRow]
+    bf16_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

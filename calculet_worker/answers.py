@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from calculet_core import wire
-from calculet_core.errors import CalculetError
+from calculet_core.errors import CalculetError, ConstraintFailed
 from calculet_core.ids import WireKey
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_worker.actions import Action, ToRouter
+from calculet_worker.output.aligned import Aligned
 from calculet_worker.output.sampling import Sampler, greedy_rows
 from calculet_worker.output.text import TextStream
+from calculet_worker.output.tools import CallingText
 from calculet_worker.records import INTERNAL
 
 _SEED_STRIDE = 0x9E3779B97F4A7C15
@@ -29,17 +31,20 @@ class Answer:
     """One attempt's output: what was drawn and not sent yet."""
 
     __slots__ = (
-        "count", "error", "finish", "key", "logprobs", "queued", "router", "sampler", "shown", "text", "token_ids", "unshown",
-        "usage", "watches",
+        "aligned", "calls", "count", "error", "finish", "key", "logprobs", "matcher", "queued", "router", "sampler", "shown",
+        "text", "token_ids", "unshown", "usage", "watches",
     )  # fmt: skip
 
-    def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream) -> None:
+    def __init__(self, seq: SequenceState, sampler: Sampler, text: TextStream | CallingText) -> None:
         request = seq.request
         self.router, self.key = request.router, request.key
         self.sampler, self.text = sampler, text
-        self.watches = bool(request.stop.strings)
-        """A stop string may end it: text is made as tokens are drawn."""
-        self.count, self.shown = 0, ""
+        self.matcher = sampler.matcher
+        self.calls = text if isinstance(text, CallingText) else None
+        self.aligned = Aligned() if request.sampling.logprobs is not None else None
+        self.watches = bool(request.stop.strings) or self.matcher is not None or self.aligned is not None
+        """Text is made as tokens are drawn: a stop string or its constraint may end it, or log probabilities keep step with it."""
+        self.count, self.shown = 0, seq.echo
         self.unshown: list[int] = []
         self.token_ids: list[int] | None = [] if request.want_token_ids else None
         self.logprobs: list[wire.TokenLogprob] | None = None if request.sampling.logprobs is None else []
@@ -56,9 +61,18 @@ class Answer:
             text += push(token)
         if self.finish is not None:
             text += self.text.flush()
+            if self.aligned is not None and self.logprobs is not None:
+                self.logprobs += self.aligned.rest()
+        elif self.matcher is not None and self.error is None:
+            self.matcher.prepare()
+        parts = None
+        if self.calls is not None:
+            parts = self.calls.take()
+            if self.calls.called and self.finish == FinishReason.STOP:
+                self.finish = FinishReason.TOOL_CALLS.value
         piece = wire.Piece(
             self.key.request_id, self.key.attempt, self.count, text, self.finish, self.error, self.usage,
-            self.token_ids or None, self.logprobs or None,
+            self.token_ids or None, self.logprobs or None, parts or None,
         )  # fmt: skip
         self.count, self.shown, self.unshown = 0, "", []
         if self.token_ids is not None:
@@ -144,11 +158,15 @@ class Answers:
         if request.router == INTERNAL:
             return
         seed = (self._seed + request.key.request_id * _SEED_STRIDE) & _SEED_MASK
-        sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed)
-        self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, request.stop.strings))
+        sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed, seq.matcher)
+        constraint, strings = request.constraint, request.stop.strings
+        if constraint is not None and constraint.tools:
+            self._by_seq[seq.seq_id] = Answer(seq, sampler, CallingText(self._vocabulary, strings, constraint.required))
+        else:
+            self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, strings))
 
     def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
-        """The next token of each row; those of sequences that are ending anyway mean nothing."""
+        """The next token of each row; those of sequences that are ending anyway mean nothing. `NO_TOKEN`: see `dead_end`."""
         if self._stopwatch is None:
             return self._draw(sequences, logits)
         start_ns = self._stopwatch()
@@ -159,24 +177,23 @@ class Answers:
     def _draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
         get = self._by_seq.get
         answers = [get(seq.seq_id) for seq in sequences]
-        plain = [answer is None or answer.sampler.plain_greedy for answer in answers]
-        if False not in plain:
-            tokens: list[int] = greedy_rows(logits).tolist()
-            for token, answer in zip(tokens, answers, strict=True):
-                if answer is not None:
-                    answer.sampler.note(token)
-            return tokens
-        return [self._draw_row(answer, logits[row]) for row, answer in enumerate(answers)]
+        greedy = [answer is None or answer.sampler.greedy for answer in answers]
+        if True not in greedy:
+            return [self._draw_row(answer, logits[row]) for row, answer in enumerate(answers)]
+        tokens: list[int] = (greedy_rows(logits) if False not in greedy else greedy_rows(logits[greedy])).tolist()
+        if False in greedy:
+            best = iter(tokens)
+            tokens = [next(best) if plain else -1 for plain in greedy]
+        for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
+            if answer is not None and not (greedy[row] and answer.sampler.takes(token)):
+                tokens[row] = self._draw_row(answer, logits[row])
+        return tokens
 
     def _draw_row(self, answer: Answer | None, row: Any) -> int:
-        if answer is None or answer.sampler.plain_greedy:
-            token = int(row.argmax())
-            if answer is not None:
-                answer.sampler.note(token)
-            return token
+        assert answer is not None, "a sequence without an answer is greedy"
         drawn = answer.sampler.draw(row, self._vocabulary)
-        if answer.logprobs is not None and drawn.logprob is not None:
-            answer.logprobs.append(drawn.logprob)
+        if answer.aligned is not None:
+            answer.aligned.drawn = drawn.logprob
         return drawn.token_id
 
     def take(self, seq: SequenceState, token: int) -> FinishReason | None:
@@ -192,12 +209,23 @@ class Answers:
         if answer.sampler.stops(token, generated):
             return FinishReason.STOP
         if answer.watches:
-            answer.shown += answer.text.push(token)
-            if answer.text.stopped:
+            text = answer.text.push(token)
+            answer.shown += text
+            if answer.aligned is not None and answer.logprobs is not None:
+                answer.logprobs += answer.aligned.take(len(text), answer.text.held, answer.text.stopped)
+            if answer.text.stopped or (answer.matcher is not None and answer.matcher.complete):
                 return FinishReason.STOP
         else:
             answer.unshown.append(token)
         return FinishReason.LENGTH if generated >= seq.max_new_tokens else None
+
+    def dead_end(self, seq: SequenceState) -> CalculetError:
+        """Why `draw` found no token for the sequence."""
+        answer = self._by_seq[seq.seq_id]
+        assert answer.matcher is not None, "only a constraint can leave no token"
+        constraint = seq.request.constraint
+        param = constraint.param if constraint is not None and constraint.schema is not None else "tools"
+        return ConstraintFailed(f"{param}: after {seq.generated_tokens} tokens {answer.matcher.failure}", param=param)
 
     def finish(self, seq: SequenceState, reason: FinishReason, now_ns: int) -> None:
         """The client's terminal: a standard finish reason, and the usage."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from calculet_core import history, wire
 from calculet_core.errors import CalculetError, DeadlineExceeded, OverCapacity, StaleView
 from calculet_core.ids import WireKey
@@ -21,12 +23,13 @@ from calculet_worker.events import RequestArrived, Tokenized
 from calculet_worker.generation import Lifecycle
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import Cancelled, RequestRegistry
-from calculet_worker.scheduling.admission import Admit, Queue
+from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable
 from calculet_worker.scheduling.deadlines import Deadlines
 from calculet_worker.serving import Serving
 
 MAX_TOKENIZING_BYTES = 64 << 20
 """Prompts that may be with the tokenizer at once."""
+_encode = msgspec.msgpack.Encoder().encode
 _WAITING = (RequestState.NEW, RequestState.WAITING_ADMISSION)
 
 InternalEnded = Callable[[SequenceState, str | None], None]
@@ -55,14 +58,14 @@ class Attempts:
         return len(self._tokenizing)
 
     # ---------------------------------------------------------------- in
-    def arrived(self, event: RequestArrived, refusal: CalculetError | None, now_ns: int, out: list[Action]) -> None:
+    def arrived(self, event: RequestArrived, refusal: RejectUnavailable | None, now_ns: int, out: list[Action]) -> None:
         """A submission. A key that is here already is ignored: its first arrival is being served."""
         message = event.message
         key = WireKey(message.request_id, message.attempt, message.epoch)
         if self.registry.find(key) is not None or key in self._tokenizing:
             return
         size = prompt_bytes(message.prompt)
-        error = self._stale(message) or refusal or self._no_room(message, size, now_ns)
+        error = self._stale(message) or (refusal.error if refusal else self._no_room(message, size, now_ns))
         if error is not None:
             self._refuse(event.router, key, error, now_ns, out)
             return
@@ -71,7 +74,7 @@ class Attempts:
         self.deadlines.add(seq)
         self._tokenizing[key] = size
         self._tokenizing_bytes += size
-        out.append(Tokenize(key, message.prompt, size))
+        out.append(Tokenize(key, message.prompt, size, message.constraint, message.echo))
 
     def _stale(self, message: wire.Submit) -> CalculetError | None:
         """What the router's view says must be what is here (architecture: identity)."""
@@ -100,18 +103,20 @@ class Attempts:
         serving = self.serving
         if seq is None or serving is None:
             return
-        ids, tenant = event.token_ids, seq.tenant
+        ids = event.token_ids
         count = len(ids)
         id_range = (int(ids.min()), int(ids.max())) if count else (0, 0)
         decision = serving.admission.decide(
             count,
             seq.request.max_new_tokens,
             id_range,
-            lambda size: serving.queue_state(tenant, count, size),
+            lambda size: serving.queue_state(seq, count, size),
             seq.deadline_ns,
             now_ns,
         )
         if isinstance(decision, Admit | Queue):
+            if event.matcher is not None or event.echo:
+                self.registry.prepare(seq, event.matcher, event.echo)
             serving.wait(seq, ids, decision.max_new_tokens, queued=isinstance(decision, Queue))
             self._outbox.accept(seq)
         else:
@@ -158,14 +163,15 @@ class Attempts:
             self._was_cancelled(seq, now_ns, out)
             self._let_go(seq, state, True, now_ns, out)
 
-    def drained(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
-        """The job of a sequence that was cancelled, or had failed, while it ran came home."""
+    def drained(self, seq: SequenceState, now_ns: int, out: list[Action], release: bool = True) -> None:
+        """The job of a sequence that was cancelled, or had failed, while it ran came home. `release` False: its lane is lost."""
         assert self.serving is not None
         if not seq.terminal:
             self.registry.drained(seq)
             self._was_cancelled(seq, now_ns, out)
             self.serving.fair.ended(seq)
-        self.serving.release(seq, now_ns, out)
+        if release:
+            self.serving.release(seq, now_ns, out)
 
     def _was_cancelled(self, seq: SequenceState, now_ns: int, out: list[Action]) -> None:
         self.cancelled += 1
@@ -260,7 +266,12 @@ def prompt_bytes(prompt: Prompt) -> int:
         return len(prompt.text)
     if prompt.token_ids is not None:
         return 4 * len(prompt.token_ids)
-    return sum(len(part) for message in prompt.messages or () for part in _texts(message.get("content")))
+    messages = prompt.messages or ()
+    size = sum(len(part) for message in messages for part in _texts(message.get("content")))
+    calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
+    if calls or prompt.tools is not None:
+        size += len(_encode((calls, prompt.tools)))
+    return size
 
 
 def _texts(content: Any) -> list[str]:
@@ -274,5 +285,5 @@ def _request(router: int, key: WireKey, message: wire.Submit) -> InferenceReques
     return InferenceRequest(
         key, router, message.alias, message.tenant, message.weight if message.weight > 0 else 1.0, message.prompt,
         message.max_new_tokens, message.sampling, message.stop, message.deadline_ns, message.deadline_asked, message.accepted_ns,
-        message.want_token_ids, message.echo,
+        message.want_token_ids, message.echo, message.constraint,
     )  # fmt: skip

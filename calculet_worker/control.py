@@ -19,6 +19,7 @@ from calculet_worker.actions import Action, Announce, Exit
 from calculet_worker.attempts import Attempts
 from calculet_worker.generation import Lifecycle
 from calculet_worker.jobs.pingpong import PingPong
+from calculet_worker.scheduling.admission import RejectUnavailable
 
 
 @dataclass(slots=True)
@@ -69,9 +70,10 @@ class Control:
         """No drain deadline has passed."""
         return self.leaving is None or not self.leaving.expired
 
-    def refusal(self) -> CalculetError | None:
-        """Why no request may come in now."""
-        return self.leaving.error() if self.leaving is not None else self._life.refusal()
+    def refusal(self) -> RejectUnavailable | None:
+        """Why no request may come in now (scheduling §5.2)."""
+        error = self.leaving.error() if self.leaving is not None else self._life.refusal()
+        return None if error is None else RejectUnavailable(error)
 
     def next_wakeup_ns(self) -> int | None:
         """When a drain expires."""

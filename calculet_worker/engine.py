@@ -10,13 +10,15 @@ job's end is followed to its consequences here, because only here requests, gene
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from calculet_core import history, wire
 from calculet_core.config import RecoveryConfig, TenantConfig
-from calculet_core.errors import DeviceBusy, ExitCode
+from calculet_core.errors import CalculetError, DeviceBusy, ExitCode
 from calculet_core.faults import FAULT_POLICY, FaultKind, Response, fault_of_code
 from calculet_core.jobs import Completion, ReturnCode
+from calculet_core.limits import Limits, LocalLimits
 from calculet_core.requests import SequenceState
 from calculet_core.states.model_generation import ModelState
 from calculet_worker import events, views
@@ -27,11 +29,11 @@ from calculet_worker.control import Control
 from calculet_worker.device.base import DeviceLimits
 from calculet_worker.generation import RUNS_JOBS, Lifecycle
 from calculet_worker.golden import Trial, golden_stage, internal_request, prompt_of, stages_of
-from calculet_worker.jobs.completion import Faulty, Stale, judge
+from calculet_worker.jobs.completion import STALE, Faulty, Partial, Stale, judge
 from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import InflightJob
 from calculet_worker.jobs.pingpong import Degraded, PingPong
-from calculet_worker.jobs.recovery import RecoveryPlan, plan_for, plan_for_failed_golden
+from calculet_worker.jobs.recovery import RecoveryPlan, plan_for, plan_for_failed_golden, plan_for_worn_out
 from calculet_worker.records import Recorder
 from calculet_worker.scheduling.admission import RejectInvalid
 from calculet_worker.scheduling.arbiter import Turn
@@ -44,7 +46,8 @@ Actions = list[Action]
 class Engine:
     """`limits` are the device's, `dram_bytes` the board's; `fleet_recovery` holds where the alias's scheduler says nothing else.
 
-    With a `stopwatch` (nanoseconds of CLOCK_MONOTONIC) steps are traced.
+    With a `stopwatch` (nanoseconds of CLOCK_MONOTONIC) steps are traced. `limits_of_waiting` is the ledger of what tenants let wait
+    on all boards, in prompt tokens; None: this board is alone.
     """
 
     def __init__(
@@ -59,16 +62,18 @@ class Engine:
         tenants: tuple[TenantConfig, ...],
         dram_bytes: int,
         stopwatch: Callable[[], int] | None = None,
+        limits_of_waiting: Limits | None = None,
     ) -> None:
         self.board, self.epoch, self.pid, self.endpoint, self.limits = board, epoch, pid, endpoint, limits
         self._recorder = Recorder(board, epoch)
         self._outbox = Outbox()
-        self.life = Lifecycle(self._recorder, dram_bytes, fleet_recovery)
+        self.life = Lifecycle(self._recorder, dram_bytes, fleet_recovery, limits.unconfigures)
         self.attempts = Attempts(epoch, self.life, self._recorder, self._outbox, self._internal_ended)
         self.pingpong = PingPong()
         self.control = Control(self.life, self.attempts, self.pingpong)
         registry = self.attempts.registry
-        self._lasting = Lasting(limits, tenants, registry, self._outbox, self._recorder, self.pingpong, stopwatch, seed)
+        waiting: Limits = LocalLimits() if limits_of_waiting is None else limits_of_waiting
+        self._lasting = Lasting(limits, tenants, registry, self._outbox, self._recorder, self.pingpong, stopwatch, seed, waiting)
         self.trial: Trial | None = None
         """Golden or warm-up that runs."""
         self.steps = 0
@@ -98,6 +103,7 @@ class Engine:
             events.DeviceUnconfigured: self._device_unconfigured,
             events.DeviceReset: self._device_reset,
             events.CountersRead: self._counters_read,
+            events.TenantsChanged: self._tenants_changed,
             events.TimeCame: lambda e, now, out: None,
         }
 
@@ -156,7 +162,9 @@ class Engine:
             serving.release_again(now_ns, out)
             while self.trial is not None and self.trial.stage_over:
                 self._advance_trial(serving, self.trial, now_ns, out)
-            if self.life.state in RUNS_JOBS and self.control.jobs_may_start:
+            runs = self.life.state in RUNS_JOBS and self.control.jobs_may_start
+            serving.admits = runs and self.trial is None
+            if runs:
                 serving.admit(self.trial is not None, now_ns, out)
                 submitted = self._busy_until_ns is None and self._submit_jobs(serving, now_ns, out)
         self._note_idle(now_ns)
@@ -200,6 +208,12 @@ class Engine:
     # ---------------------------------------------------------------- requests
     def _request_arrived(self, event: events.RequestArrived, now_ns: int, out: Actions) -> None:
         self.attempts.arrived(event, self.control.refusal(), now_ns, out)
+
+    def _tenants_changed(self, event: events.TenantsChanged, now_ns: int, out: Actions) -> None:
+        """For this generation, and those that come."""
+        self._lasting = replace(self._lasting, tenants=event.tenants)
+        if self.serving is not None:
+            self.serving.fair.take_tenants(event.tenants)
 
     # ---------------------------------------------------------------- jobs
     def _job_submitted(self, event: events.JobSubmitted, now_ns: int, out: Actions) -> None:
@@ -245,10 +259,12 @@ class Engine:
     def _job_completed(self, event: events.JobCompleted, now_ns: int, out: Actions) -> None:
         completion, serving = event.completion, self.serving
         entry = serving.inflight.get(completion.job_id) if serving else None
-        verdict = judge(completion, entry, serving.vocab_size if serving else 0)
+        verdict = judge(completion, entry, serving.vocab_size, serving.isolated) if serving else STALE
         if serving is None or entry is None or isinstance(verdict, Stale):
             self._stale(completion, now_ns, out)
             return
+        if not isinstance(verdict, Faulty) and (wrong := serving.mismatch(entry)) is not None:
+            verdict = Faulty(FaultKind.OTHER, f"job {completion.job_id}: {wrong}")
         self.steps += 1
         serving.inflight.pop(completion.job_id)
         if entry.engine is not None and completion.engine is not entry.engine:
@@ -260,19 +276,47 @@ class Engine:
         if isinstance(verdict, Faulty):
             self._faulty_output(serving, entry, completion, verdict, now_ns, out)
             return
+        result = "ok"
+        if isinstance(verdict, Partial):
+            result = verdict.kind.value
+            self._lanes_failed(serving, entry, verdict, now_ns, out)
         commit = serving.commit_decode if entry.turn is Turn.DECODE else serving.commit_prefill
-        ended = commit(entry, verdict.logits, spent_ns, now_ns)
+        ended = commit(entry, verdict.logits, spent_ns, now_ns) if entry.sequences else []
         self._give_back(serving, completion, out)
         if entry.traced:
             self._trace(entry, event, serving.answers.sampling_ns, now_ns, out)
-        if entry.prefill_last and entry.sequences[0].generated_tokens:
+        if entry.prefill_last and entry.sequences and entry.sequences[0].generated_tokens:
             self._recorder.of_attempt(history.ATTEMPT_TOKENS, now_ns, entry.sequences[0], {"n": 1})
         for seq, reason in ended:
             if reason is None:
                 self.attempts.drained(seq, now_ns, out)
+            elif isinstance(reason, CalculetError):
+                self.attempts.fail(seq, reason, now_ns, out)
+                serving.release(seq, now_ns, out)
             else:
                 self.attempts.finish(seq, reason, now_ns, out)
-        self._job_record(entry, "ok", spent_ns, now_ns, out, completion)
+        self._job_record(entry, result, spent_ns, now_ns, out, completion)
+        if isinstance(verdict, Partial) and serving.worn_out:
+            self._fault(plan_for_worn_out(verdict.kind, verdict.detail), [], now_ns, out)
+
+    def _lanes_failed(self, serving: Serving, entry: InflightJob, verdict: Partial, now_ns: int, out: Actions) -> None:
+        """A fault that is proven to be some lanes' alone: their requests fail, their KV is Unknown, and the rest of the job stands
+        (scheduling §7.4). Whether the board is sound golden says."""
+        plan = plan_for(verdict.kind, verdict.detail).confined()
+        self.life.faulted(plan, False, now_ns, out)
+        for seq in verdict.failed:
+            if seq.terminal or seq.cancelled:
+                self.attempts.drained(seq, now_ns, out, release=False)
+            else:
+                self.attempts.fail(seq, plan.error(), now_ns, out, release=False)
+            serving.lose(serving.lane_of(seq).hardware_lane, now_ns, out)
+        entry.sequences = verdict.others
+        self._retest(serving)
+
+    def _retest(self, serving: Serving) -> None:
+        """Run golden before anything new is let in, unless it runs already."""
+        if self.trial is None and self.life.state in (ModelState.READY, ModelState.DRAINING) and self.life.package is not None:
+            self.trial = Trial([golden_stage(self.life.package.golden, serving.profiles[:1])])
 
     def _faulty_output(
         self, serving: Serving, entry: InflightJob, completion: Completion, verdict: Faulty, now_ns: int, out: Actions
@@ -297,8 +341,7 @@ class Engine:
             else:
                 self.attempts.fail(seq, plan.error(), now_ns, out)
                 serving.release(seq, now_ns, out)
-        if self.trial is None and self.life.state in (ModelState.READY, ModelState.DRAINING) and self.life.package is not None:
-            self.trial = Trial([golden_stage(self.life.package.golden, serving.profiles[:1])])
+        self._retest(serving)
 
     def _job_lost(self, event: events.JobLost, now_ns: int, out: Actions) -> None:
         """Nobody knows whether it runs on: its buffers are quarantined and its lanes lost."""
@@ -336,7 +379,7 @@ class Engine:
         rc: int = 0,
     ) -> None:
         job, serving = entry.job, self.serving
-        data = {
+        data: dict[str, Any] = {
             "kind": job.kind.value, "queue": entry.turn.label, "result": result, "rows": len(entry.sequences),
             "compiled": job.profile.compiled_batch, "ns": spent_ns, "since": entry.built_ns, "waited_ns": entry.waited_ns,
         }  # fmt: skip
@@ -344,6 +387,7 @@ class Engine:
             data["rc"] = rc
         if completion is not None and serving is not None:
             data["engine"] = completion.engine.name.lower()
+            data["timings"] = completion.timings
             if serving.inflight.most > 1:
                 data["overlap_ns"] = serving.inflight.overlap_ns(completion.timings)
         self._recorder.of_board(history.BOARD_JOB, now_ns, job.generation, data, job.job_id)
@@ -355,7 +399,7 @@ class Engine:
         steps = TraceSteps(
             job.job_id, job.generation, job.kind, completion.engine, completion.status.value, completion.timings,
             job.profile.compiled_batch, entry.built_ns, event.arrived_ns, now_ns, sampling_ns if job.want_logits else None,
-            entry.traced,
+            entry.traced, event.bf16_ns,
         )  # fmt: skip
         self._traces.append(steps)
 
@@ -413,7 +457,7 @@ class Engine:
         if not trial.done and not self.control.stopping:
             stage = trial.next_stage()
             if self.life.state is ModelState.WARMING:
-                serving.use(stage.profiles, prompts_first=True, alone=stage.alone)
+                serving.use_stage(stage)
             self.life.step = trial.label
             for case, tokens in stage.cases:
                 self._last_internal += 1

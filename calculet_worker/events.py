@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calculet_core import wire
+from calculet_core.config import TenantConfig
 from calculet_core.errors import CalculetError
 from calculet_core.ids import WireKey
-from calculet_core.jobs import Completion, EngineBank
+from calculet_core.jobs import Completion, EngineBank, Holdings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +22,13 @@ class RequestArrived:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """The prompt's token ids, int32 [n]."""
+    """The prompt's token ids, int32 [n]; with a constraint also its `output.constraint.Matcher`."""
 
     key: WireKey
     token_ids: Any
+    matcher: Any = None
+    echo: str = ""
+    """The prompt's text, where it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class JobCompleted:
     completion: Completion
     arrived_ns: int = field(default=0, compare=False)
     """When the device thread had it; 0: not told."""
+    bf16_ns: int | None = field(default=None, compare=False)
+    """How long widening BF16 logits took after that; None: they came as float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,20 +131,22 @@ class PackageVerified:
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfigured:
-    """Answer to `ConfigureDevice`: `inspection` (a `device.base.Inspection`) when `rc` is 0."""
+    """Answer to `ConfigureDevice`: `inspection` (a `device.base.Inspection`) when `rc` is 0; `before`: the empty board."""
 
     generation: int
     rc: int
     inspection: Any = None
     detail: str | None = None
+    before: Holdings | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceUnconfigured:
-    """Answer to `UnconfigureDevice`."""
+    """Answer to `UnconfigureDevice`; `after`: what the board still holds."""
 
     generation: int
     rc: int
+    after: Holdings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +166,13 @@ class CountersRead:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantsChanged:
+    """The configuration has other weights and limits now."""
+
+    tenants: tuple[TenantConfig, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TimeCame:
     """`Engine.next_wakeup_ns()` has passed."""
 
@@ -165,5 +180,5 @@ class TimeCame:
 Event = (
     RequestArrived | Tokenized | TokenizingFailed | CancelAsked | RouterLost | JobSubmitted | JobRefused | JobCompleted
     | JobLost | LaneReleased | CommandArrived | PackageVerified | DeviceConfigured | DeviceUnconfigured | DeviceReset
-    | CountersRead | TimeCame
+    | CountersRead | TenantsChanged | TimeCame
 )  # fmt: skip

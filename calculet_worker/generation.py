@@ -9,7 +9,6 @@ same verified package begins a new one, so a late completion can always be told 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from calculet_core import history, wire
 from calculet_core.artifact import Manifest, Package
@@ -19,6 +18,7 @@ from calculet_core.errors import (
     BoardFailed,
     CalculetError,
     ConfigError,
+    ExitCode,
     ModelDraining,
     ModelRecovering,
     NoReadyWorker,
@@ -27,9 +27,9 @@ from calculet_core.faults import FAULT_POLICY, FaultKind, ResetRule, fault_of_co
 from calculet_core.jobs import ReturnCode
 from calculet_core.models import ModelGeneration
 from calculet_core.states.model_generation import MODEL_GENERATION, ModelEvent, ModelState
-from calculet_worker.actions import Action, Announce, ConfigureDevice, ResetDevice, UnconfigureDevice, VerifyPackage
-from calculet_worker.device.base import Inspection
+from calculet_worker.actions import Action, Announce, ConfigureDevice, Exit, ResetDevice, UnconfigureDevice, VerifyPackage
 from calculet_worker.events import DeviceConfigured, DeviceReset, DeviceUnconfigured, PackageVerified
+from calculet_worker.inspecting import compare, residue
 from calculet_worker.jobs.durations import backoff_ns
 from calculet_worker.jobs.recovery import RecoveryPlan
 from calculet_worker.records import Recorder
@@ -41,10 +41,12 @@ _LOADING = frozenset({_M.VALIDATING, _M.CONFIGURING, _M.WARMING})
 
 
 class Lifecycle:
-    """The generation on this board, from command to command. `dram_bytes` is the board's."""
+    """The generation on this board, from command to command. `dram_bytes` is the board's; `unconfigures`: what its runtime's
+    `reset_configuration` is verified to do."""
 
-    def __init__(self, recorder: Recorder, dram_bytes: int, recovery: RecoveryConfig) -> None:
+    def __init__(self, recorder: Recorder, dram_bytes: int, recovery: RecoveryConfig, unconfigures: bool = True) -> None:
         self._recorder, self._dram_bytes, self._fleet_recovery = recorder, dram_bytes, recovery
+        self._unconfigures = unconfigures
         self.record: ModelGeneration | None = None
         self.package: Package | None = None
         self.vocabulary: Sequence[bytes] = ()
@@ -64,6 +66,8 @@ class Lifecycle:
         self._load: wire.LoadModel | None = None
         self._grant: int | None = None
         self._recovered = False
+        self._empty_bytes: int | None = None
+        """The least that the empty board's memory counters have shown."""
         self._busy = 0
         self.retry_ns: int | None = None
         """When a board that was busy is asked again."""
@@ -121,8 +125,12 @@ class Lifecycle:
         return None
 
     def _unconfigure(self, out: list[Action]) -> None:
+        """Only by a verified contract; else with the process, and the next one begins with an empty board (scheduling §12)."""
         self.step = "unconfigure"
-        out.append(UnconfigureDevice(self.generation))
+        if self._unconfigures:
+            out.append(UnconfigureDevice(self.generation))
+        else:
+            out.append(Exit(ExitCode.OK, "unloaded with its process: the runtime's reset_configuration is not verified"))
 
     def _verify(self, command: wire.LoadModel, out: list[Action]) -> None:
         self.step = "verify"
@@ -168,6 +176,8 @@ class Lifecycle:
 
     def configured(self, event: DeviceConfigured, now_ns: int, out: list[Action]) -> bool:
         """Whether the device holds what the manifest says, so that golden may begin."""
+        if event.before is not None and (used := event.before.memory_used_bytes) is not None:
+            self._empty_bytes = used if self._empty_bytes is None else min(used, self._empty_bytes)
         if event.generation != self.generation or self.state is not _M.CONFIGURING:
             return False
         if event.rc == ReturnCode.OK:
@@ -274,6 +284,9 @@ class Lifecycle:
 
     def deny(self, command: wire.DenyReset, now_ns: int, out: list[Action]) -> str | None:
         """The budget is spent: the board is condemned until an operator or the window says otherwise."""
+        if self.state is _M.FAILED and self.wants_reset and not self.resetting:
+            self.wants_reset, self.condemned = False, command.reason
+            return None
         if self.state is not _M.RECOVERING or self.resetting:
             return f"no reset was asked for: generation {self.generation} is {self.state.name}"
         self.wants_reset, self.condemned = False, command.reason
@@ -327,8 +340,10 @@ class Lifecycle:
             self._unloaded(out)
 
     def unconfigured(self, event: DeviceUnconfigured, now_ns: int, out: list[Action]) -> None:
-        """The device is empty, or it is asked again, or it has a fault."""
-        if event.rc == ReturnCode.OK:
+        """The device is empty, by its own counters, or it is asked again, or it has a fault."""
+        emptied = event.rc == ReturnCode.OK
+        held = residue(event.after, self._empty_bytes, self.recovery.unload_residue_mib << 20) if emptied else None
+        if emptied and held is None:
             self._configured, self._busy = False, 0
             if self._load is not None:
                 self._verify(self._load, out)
@@ -336,12 +351,15 @@ class Lifecycle:
             if self.state is _M.UNLOADING:
                 self.move(_E.UNLOADED, now_ns, out)
             self._unloaded(out)
-        elif event.rc != ReturnCode.DEVICE_BUSY or not self._may_retry(now_ns):
-            words = f"unconfiguring returned {event.rc}"
-            self._note_fault(fault_of_code(event.rc), words, now_ns, out)
+        elif event.rc not in (ReturnCode.OK, ReturnCode.DEVICE_BUSY) or not self._may_retry(now_ns):
+            words = f"unconfiguring returned {event.rc}" if held is None else f"after the unload {held}"
+            self._note_fault(fault_of_code(event.rc) if held is None else FaultKind.RESIDUE, words, now_ns, out)
             if self.state is _M.UNLOADING:
                 self.wants_reset, self.step = True, None
                 self.move(_E.FAULT, now_ns, out)
+            elif self.state is _M.FAILED:
+                self.wants_reset, self.step = True, None
+                out.append(Announce())
             elif self.state is _M.VALIDATING:
                 self.fail_load(words, now_ns, out)
 
@@ -365,27 +383,3 @@ def default_scheduler(alias: str, manifest: Manifest) -> SchedulerConfig:
     """Without a scheduler file: the defaults, and every profile that the manifest proves."""
     batch = BatchConfig(profiles=manifest.compiled_batches)
     return SchedulerConfig(schema="calculet-scheduler/v1", model_alias=alias, batch=batch)
-
-
-def compare(manifest: Manifest, found: Inspection | None, dram_bytes: int) -> list[str]:
-    """How the configured graph differs from the manifest (scheduling §11 step 8); empty when it does not."""
-    if found is None:
-        return ["it could not be inspected"]
-    wrong: list[str] = []
-    pairs: list[tuple[str, Any, Any]] = [
-        ("lanes", manifest.lanes, found.lanes),
-        ("context", manifest.context, found.context),
-        ("vocabulary", manifest.tokenizer.vocab_size, found.vocab_size),
-    ]
-    wrong += [f"{name} {real}, not {said}" for name, said, real in pairs if said != real]
-    real_profiles = {profile.compiled_batch: profile for profile in found.profiles}
-    for profile in manifest.profiles:
-        real = real_profiles.get(profile.compiled_batch)
-        if real is None:
-            wrong.append(f"no profile {profile.name}")
-        elif real != profile:
-            fields = [name for name in profile.__struct_fields__ if getattr(profile, name) != getattr(real, name)]
-            wrong += [f"{profile.name} {name} {getattr(real, name)!r}, not {getattr(profile, name)!r}" for name in fields]
-    if found.reserved_bytes is not None and not (plan := DramPlan(dram_bytes, 0, found.reserved_bytes)).fits:
-        wrong.append(plan.arithmetic())
-    return wrong

@@ -1,8 +1,8 @@
 """Proof before traffic: golden cases, then a warm-up of every profile, run as ordinary requests (scheduling §11 step 9).
 
 They go through the same queues, lanes, jobs and checks as a client's request. A case passes when its greedy tokens are the recorded
-ones, compared only up to the first narrow margin; a warm-up fills each larger profile with beginnings of the same cases, so it
-also proves that a batch changes no token.
+ones, compared only up to the first narrow margin; a warm-up fills the larger profiles with beginnings of the same cases, so it also
+proves that a batch changes no token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from calculet_core.ids import WireKey
 from calculet_core.requests import InferenceRequest, Prompt, SamplingParams, SequenceState, StopRules
 from calculet_worker.records import INTERNAL
 
-WARM_UP_TOKENS = 2
 WARM_UP_CASES = 2
 """Beginnings of so many different cases fill a profile; the shortest, for a board serves again only when this is over."""
 NO_DEADLINE_NS = 1 << 62
@@ -34,6 +33,8 @@ class Stage:
     cases: tuple[tuple[GoldenCase, int], ...]
     alone: bool = False
     """One job at a time, whatever is configured: how long steps take alone."""
+    shrinking: bool = False
+    """Every step takes the smallest profile that holds what is ready, without waiting whether it stays so."""
 
 
 def golden_stage(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]) -> Stage:
@@ -42,14 +43,29 @@ def golden_stage(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]
 
 
 def stages_of(cases: Sequence[GoldenCase], profiles: tuple[BatchProfile, ...]) -> list[Stage]:
-    """Golden over the smallest profile, then every other profile full."""
-    stages = [golden_stage(cases, profiles[:1])]
-    shortest = sorted(cases, key=lambda case: len(case.prompt_token_ids))[:WARM_UP_CASES]
-    for profile in profiles[1:]:
-        chosen = [shortest[index % len(shortest)] for index in range(profile.compiled_batch)]
-        short = tuple((case, min(WARM_UP_TOKENS, len(case.gated()))) for case in chosen)
-        stages.append(Stage(f"warm-up {profile.name}", (profile,), short))
+    """Golden over the smallest profile, then every other profile full, in one stage where the cases' margins allow it.
+
+    The largest profile is filled once. As many of its requests as the next smaller one has no room for end after their first step,
+    and so on: each profile decodes at least one full step, and a board prefills no more than one prompt a lane.
+    """
+    stages, others = [golden_stage(cases, profiles[:1])], profiles[1:]
+    if not others:
+        return stages
+    steps = len(others) + 1  # the first token is of the prompt
+    chosen = sorted(cases, key=lambda case: len(case.prompt_token_ids))
+    long_enough = [case for case in chosen if len(case.gated()) >= steps][:WARM_UP_CASES]
+    if long_enough:
+        tokens = [2 + sum(place < smaller.compiled_batch for smaller in others[:-1]) for place in range(others[-1].compiled_batch)]
+        return [*stages, Stage("warm-up", others, _filled(long_enough, tokens), shrinking=True)]
+    for profile in others:
+        stages.append(Stage(f"warm-up {profile.name}", (profile,), _filled(chosen[:WARM_UP_CASES], [2] * profile.compiled_batch)))
     return stages
+
+
+def _filled(cases: Sequence[GoldenCase], tokens: Sequence[int]) -> tuple[tuple[GoldenCase, int], ...]:
+    """The cases by turns, each for so many tokens."""
+    chosen = [(cases[place % len(cases)], count) for place, count in enumerate(tokens)]
+    return tuple((case, min(count, len(case.gated()))) for case, count in chosen)
 
 
 class Trial:

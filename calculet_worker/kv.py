@@ -85,6 +85,11 @@ class KvManager:
             and self._reserved_tokens + self._lost_tokens + tokens <= self.max_tokens
         )
 
+    def could_reserve(self, tokens: int) -> bool:
+        """Whether a sequence of that many positions could be given a lane once all that are held are free; lost ones never are."""
+        lost = self.count(KvSequenceState.UNKNOWN)
+        return lost < self.max_sequences and tokens <= self.max_seq and self._lost_tokens + tokens <= self.max_tokens
+
     # ---------------------------------------------------------------- transactions
     def reserve(self, seq_id: int, tokens: int) -> KvSequence | None:
         """A lane with room for `tokens` positions (prompt and output together), or None when there is none."""

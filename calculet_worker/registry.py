@@ -61,6 +61,10 @@ class RequestRegistry:
         self._by_key[request.key] = seq
         return seq
 
+    def prepare(self, seq: SequenceState, matcher: Any, echo: str) -> None:
+        """What came with its ids: its constraint's state, and what its answer begins with."""
+        seq.matcher, seq.echo = matcher, echo
+
     def queue(self, seq: SequenceState, token_ids: Any, max_new_tokens: int, virtual_finish: float) -> None:
         """Validated and tokenized; `token_ids` is int32 [prompt_tokens]."""
         seq.state = _next(seq.state, _E.QUEUE)

@@ -13,23 +13,27 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calculet_core import history
-from calculet_core.artifact import Package
+from calculet_core.artifact import LANE_FAULT_ISOLATION, Package
 from calculet_core.batches import BatchProfile
 from calculet_core.capacity import CapacityBudget
-from calculet_core.clock import MS
+from calculet_core.clock import MS, US
 from calculet_core.config import SchedulerConfig, TenantConfig
+from calculet_core.errors import CalculetError
 from calculet_core.jobs import Completion, EngineBank, Job, JobKind
+from calculet_core.limits import Limits
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.request import RequestState
 from calculet_worker.actions import Action, ReleaseLane, SubmitJob, TracedRow
 from calculet_worker.answers import Answers, Outbox
 from calculet_worker.device.base import DeviceLimits
+from calculet_worker.golden import Stage
 from calculet_worker.jobs.buffers import Buffers
 from calculet_worker.jobs.durations import Durations, backoff_ns
 from calculet_worker.jobs.inflight import Inflight, InflightJob
 from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.kv import KvManager
+from calculet_worker.output.sampling import NO_TOKEN
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import RequestRegistry
 from calculet_worker.scheduling.admission import AdmissionController, DrainRate, QueueState
@@ -42,15 +46,21 @@ from calculet_worker.scheduling.selection import POLICIES
 
 POLICY = "edf"
 NEVER_NS = 1 << 62
+REHEARSE_FROM = 4
+"""Times `executor.rehearse_ahead_us`: a processor does not get cold in a shorter step."""
 _DECODE_RUNNING = RequestState.DECODE_RUNNING
+_UPDATING = KvSequenceState.UPDATING
 _RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
 
 
 class Ended(NamedTuple):
-    """A sequence that a job's result brought to its end; `reason` None: it was cancelled, or had failed, while the job ran."""
+    """A sequence that a job's result brought to its end; `reason` None: it was cancelled, or had failed, while the job ran.
+
+    An error: its constraint allows no token.
+    """
 
     seq: SequenceState
-    reason: FinishReason | None
+    reason: FinishReason | CalculetError | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,8 @@ class Lasting:
     stopwatch: Callable[[], int] | None
     """Given while steps are traced: nanoseconds for measuring, never for deciding."""
     seed: int
+    limits_of_waiting: Limits
+    """The ledger of the prompt tokens that tenants let wait, on all boards."""
 
 
 class Serving:
@@ -97,8 +109,9 @@ class Serving:
         self.arbiter = Arbiter(config.queues)
         queues = config.queues
         self.fair = FairQueue(
-            lasting.tenants, config.fairness.cost_decode_weight, queues.medium_prefill_max_tokens, queues.max_long_prefills
-        )
+            lasting.tenants, config.fairness.cost_decode_weight, queues.medium_prefill_max_tokens, queues.max_long_prefills,
+            lasting.limits_of_waiting,
+        )  # fmt: skip
         cut = proven_cut(manifest, config.executor.max_prefill_tokens_per_job)
         self.prefill = PrefillQueues(config.queues, cut)
         self.decode = DecodeQueue(generation, self.profiles, config.batch, POLICIES[POLICY], durations.decode_ns)
@@ -107,12 +120,18 @@ class Serving:
             max_sequences, max_tokens, admission.max_waiting_requests, admission.max_waiting_prompt_tokens, self.inflight.most
         )
         self.admission = AdmissionController(budget, manifest.context, self.vocab_size, self.drain_rate)
+        self.isolated = LANE_FAULT_ISOLATION in manifest.abilities
+        """The artifact proves that a lane's fault is that lane's alone."""
         self.tracing = lasting.stopwatch is not None
         self.answers = Answers(lasting.outbox, vocabulary, manifest.tokenizer.eos_token_ids, lasting.seed, lasting.stopwatch)
         self.device_full = False
         """The device's hint denies a lane that our accounting calls free: admission waits until it agrees, or all are free."""
         self.hold_ns: int | None = None
         """A step that waits for more sequences is due then."""
+        self.no_buffer_ns: int | None = None
+        """Since when something is ready and no output buffer is free for it."""
+        self.admits = False
+        """Whether waiting requests are given lanes at the end of the event that is being handled."""
         self._positions = np.arange(manifest.context, dtype=np.int32)
         self._positions.flags.writeable = False
         self._ready = [0, 0, 0, 0]
@@ -127,15 +146,16 @@ class Serving:
         """Lane -> (tries, when to ask again) where the runtime was busy."""
         self._queued: set[int] = set()
         """Waiting sequences that found no lane free for them."""
+        self._rehearse_ahead_ns = 0 if limits.on_host else config.executor.rehearse_ahead_us * US
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
     # ---------------------------------------------------------------- waiting and admission
-    def queue_state(self, tenant: str, prompt_tokens: int, max_new_tokens: int) -> QueueState:
+    def queue_state(self, seq: SequenceState, prompt_tokens: int, max_new_tokens: int) -> QueueState:
         """The queue as a request of that size finds it."""
         fair = self.fair
         room = self.kv.can_reserve(prompt_tokens + max_new_tokens) and not (self.device_full and self.kv.busy_lanes)
-        free = room and fair.head() is None and fair.may_start(tenant, prompt_tokens)
-        return QueueState(free, len(fair), fair.tokens, fair.over_quota(tenant, prompt_tokens))
+        free = room and self.admits and fair.head() is None and fair.may_start(seq.tenant, prompt_tokens)
+        return QueueState(free, len(fair), fair.tokens, lambda: fair.take_quota(seq, prompt_tokens))
 
     def wait(
         self, seq: SequenceState, token_ids: Any, max_new_tokens: int, first: bool = False, queued: bool = False
@@ -180,8 +200,13 @@ class Serving:
     def next_job(self, job_id: int, now_ns: int) -> SubmitJob | None:
         """Whose turn it is, as a job; None when nothing is due or nothing more may be in flight."""
         self.hold_ns = None
-        if not self.inflight.has_room or self.buffers.free < 1:
+        if not self.inflight.has_room:
             return None
+        if self.buffers.free < 1:
+            if self.no_buffer_ns is None and (len(self.decode) or any(self.prefill.depths.values())):
+                self.no_buffer_ns = now_ns
+            return None
+        self.no_buffer_ns = None
         ready, depths = self._ready, self.prefill.depths
         ready[Turn.DECODE] = len(self.decode)
         ready[Turn.SHORT], ready[Turn.MEDIUM], ready[Turn.LONG] = depths[Turn.SHORT], depths[Turn.MEDIUM], depths[Turn.LONG]
@@ -200,7 +225,13 @@ class Serving:
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
-        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns)
+        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns))
+
+    def _rehearse_ns(self, entry: InflightJob, now_ns: int) -> int | None:
+        ahead_ns = self._rehearse_ahead_ns
+        if not ahead_ns or entry.expected_ns is None or entry.expected_ns < REHEARSE_FROM * ahead_ns:
+            return None
+        return now_ns + self.inflight.expected_ns() - ahead_ns
 
     def _decode_job(self, job_id: int, now_ns: int) -> InflightJob | None:
         choice = self.decode.choose(now_ns)
@@ -265,6 +296,24 @@ class Serving:
             self.durations.saw_prefill(len(entry.job.token_ids), spent_ns)
         return spent_ns
 
+    def mismatch(self, entry: InflightJob) -> str | None:
+        """Whether each row's request, generation, sequence and lane still are those that the job was sent with (scheduling §7.4);
+        in words what is not. Nothing of an output that fails this may be used: it would be another sequence's."""
+        lanes, generation, length_of = self.kv.lanes, self.generation, entry.job.lanes.tolist()
+        for seq, lane in zip(entry.sequences, length_of, strict=False):
+            kv = lanes[lane] if 0 <= lane < len(lanes) else None
+            if (
+                kv is None
+                or kv.seq_id != seq.seq_id
+                or kv.state is not _UPDATING
+                or seq.hardware_lane != lane
+                or seq.generation != generation
+                or self._owners.get(lane) is not seq
+            ):
+                where = f"sequence {seq.seq_id} of generation {seq.generation} on lane {seq.hardware_lane}"
+                return f"{where}: the job wrote lane {lane}, {kv}"
+        return None
+
     def commit_decode(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
         """A decode step succeeded: KV grows, each row's token is drawn, and what goes on is ready again."""
         kv, answers, decode, registry = self.kv, self.answers, self.decode, self._registry
@@ -276,6 +325,9 @@ class Serving:
             commit(sequence)
             if seq.cancelled or seq.state is not _DECODE_RUNNING:
                 ended.append(Ended(seq, None))
+                continue
+            if token == NO_TOKEN:
+                ended.append(Ended(seq, answers.dead_end(seq)))
                 continue
             virtual_finish = seq.virtual_finish_time + 1.0 / seq.request.weight
             done(seq, sequence.committed_len, token, virtual_finish, spent_ns, now_ns)
@@ -298,6 +350,8 @@ class Serving:
             self.prefill.push(seq)
             return []
         token = self.answers.draw([seq], logits)[0]
+        if token == NO_TOKEN:
+            return [Ended(seq, self.answers.dead_end(seq))]
         self.fair.prefilled(seq)
         start = self.decode.virtual_time
         self._registry.on_prefill_complete(seq, sequence.committed_len, token, start, spent_ns, now_ns)
@@ -382,16 +436,24 @@ class Serving:
         for lane in list(self._owners):
             self.lose(lane, now_ns, out)
 
+    @property
+    def worn_out(self) -> bool:
+        """Lost lanes have left too little for the largest request that admission lets in."""
+        return not self.kv.could_reserve(self.admission.limit)
+
     def releasing(self, lane: int) -> bool:
         """Whether the runtime was asked to free the lane and has not confirmed."""
         return self.kv.lanes[lane].state is KvSequenceState.RELEASING
 
-    def use(self, profiles: tuple[BatchProfile, ...], prompts_first: bool = False, alone: bool = False) -> None:
-        """The profiles for decode steps from now on; `prompts_first` lets steps wait for all prompts, so that they are full, and
-        `alone` keeps one job in flight."""
-        self._prompts_first = prompts_first
-        self.inflight.alone = alone
+    def use(self, profiles: tuple[BatchProfile, ...]) -> None:
+        """The profiles for decode steps from now on."""
+        self._prompts_first = self.inflight.alone = False
         self.decode.use(profiles)
+
+    def use_stage(self, stage: Stage) -> None:
+        """The profiles of a golden or warm-up stage; steps wait for all prompts, so that they are full."""
+        self._prompts_first, self.inflight.alone = True, stage.alone
+        self.decode.use(stage.profiles, tightly=stage.shrinking)
 
 
 def _traced(seq: SequenceState, entry: InflightJob) -> TracedRow:

@@ -30,7 +30,7 @@ class EngineGauges:
     """`used`, `reserved` and `total`."""
     kv_violations: int
     buffers: dict[str, int]
-    """Output leases: `leased`, `quarantined` and `free`."""
+    """Output buffers: `total`, `leased`, `quarantined` and `free`."""
     inflight: int
     max_inflight: int
     waiting_tokens: int
@@ -43,6 +43,8 @@ class EngineGauges:
     tenants: dict[str, TenantShown] = field(default_factory=dict)
     long_prefills: int = 0
     device_full: bool = False
+    buffer_wait_s: float = 0.0
+    """How long something has been ready for which no output buffer is free."""
 
 
 def report_of(engine: Engine) -> wire.WorkerReport:
@@ -99,7 +101,8 @@ def gauges_of(engine: Engine, now_ns: int) -> EngineGauges:
     life, attempts, serving = engine.life, engine.attempts, engine.serving
     state, generation = life.state.name, life.generation
     if serving is None:
-        none = {"leased": 0, "quarantined": 0, "free": engine.limits.output_buffers}
+        outputs = engine.limits.output_buffers
+        none = {"total": outputs, "leased": 0, "quarantined": 0, "free": outputs}
         depths = dict.fromkeys(QUEUES, 0)
         tokens = {"used": 0, "reserved": 0, "total": 0}
         lanes = {each.name: 0 for each in KvSequenceState}
@@ -114,7 +117,8 @@ def gauges_of(engine: Engine, now_ns: int) -> EngineGauges:
         lanes=kv.states(),
         kv_tokens={"used": kv.used_tokens, "reserved": kv.reserved_tokens, "total": kv.max_tokens},
         kv_violations=len(kv.invariants()),
-        buffers={"leased": buffers.leased, "quarantined": buffers.quarantined, "free": buffers.free},
+        buffers={"total": buffers.total, "leased": buffers.leased, "quarantined": buffers.quarantined, "free": buffers.free},
+        buffer_wait_s=0.0 if serving.no_buffer_ns is None else (now_ns - serving.no_buffer_ns) / S,
         inflight=len(serving.inflight),
         max_inflight=serving.inflight.limit,
         waiting_tokens=fair.tokens,

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from calculet_core import config
@@ -20,6 +21,11 @@ from calculet_core.faults import FAULT_POLICY
 from calculet_core.kv import CONTEXT_OPS
 from calculet_core.metrics import CATALOGUE
 from calculet_core.states import MACHINES
+from calculet_perf.cli import main as perf
+from calculet_router.__main__ import main as router
+from calculet_supervisor.__main__ import main as supervisor
+from calculet_supervisor.cli import main as operators
+from calculet_worker.__main__ import cli as worker
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 HEAD = "<!-- Written by `make docs` from the code. Do not edit. -->\n\n"
@@ -57,7 +63,10 @@ def errors() -> str:
 def faults() -> str:
     """The fault policy and the context operations."""
     rows = [
-        (f"`{kind}`", rule.response, rule.reset, "lost" if rule.kv_lost else "kept", f"`{rule.error_code}`")
+        (
+            f"`{kind}`", rule.response, rule.reset, "lost" if rule.kv_lost else "kept", f"`{rule.error_code}`",
+            "that lane's alone" if rule.confinable else "",
+        )
         for kind, rule in FAULT_POLICY.items()
     ]
     operations = [
@@ -65,8 +74,11 @@ def faults() -> str:
         for op, rule in CONTEXT_OPS.items()
     ]
     return (
-        "# Faults of a board\n\nOne response per fault (acceptance §12.2).\n\n"
-        + table(("fault", "response", "reset", "KV", "client's error"), rows)
+        "# Faults of a board\n\nOne response per fault (acceptance §12.2). By default it is the whole job's, and what it loses are all "
+        "lanes. Where the artifact proves `lane_fault_isolation` and it is known which lanes failed, the last column holds: their requests "
+        "fail, their KV is Unknown until the generation ends, all others go on, and the golden cases run before anything new is let in. "
+        "When too few lanes are left for the largest request, the board recovers as the other columns say.\n\n"
+        + table(("fault", "response", "reset", "KV", "client's error", "with proven isolation"), rows)
         + "\n# Context operations\n\nScheduling §9.3.\n\n"
         + table(("operation", "allowed", "needs the artifact's proof", "why"), operations)
     )
@@ -127,17 +139,18 @@ def section(cls: type, path: str) -> str:
         nested = nested_struct(field.type)
         if nested:
             below.append((nested, f"{path}.{field.name}" + ("[]" if "tuple" in str(field.type) else "")))
-        default = "required" if field.required else ("" if nested else f"`{show(field)}`")
+        default = "required" if field.required else ("" if nested and field.default is not None else f"`{show(field)}`")
         rows.append((f"`{field.name}`", type_name(field.type), default, docs.get(field.name, "")))
     text = f"\n### `{path}`\n\n{inspect.getdoc(cls)}\n\n" + table(("key", "type", "default", "meaning"), rows)
     return text + "".join(section(nested, where) for nested, where in below)
 
 
 def nested_struct(kind: Any) -> type | None:
-    """The struct in `X` or `tuple[X, ...]`, if there is one."""
+    """The struct in `X`, `X | None` or `tuple[X, ...]`, if there is one."""
     info = msgspec.inspect.type_info(kind)
     item = getattr(info, "item_type", info)
-    return item.cls if isinstance(item, msgspec.inspect.StructType) else None
+    items = item.types if isinstance(item, msgspec.inspect.UnionType) else (item,)
+    return next((one.cls for one in items if isinstance(one, msgspec.inspect.StructType)), None)
 
 
 def show(field: Any) -> str:
@@ -160,7 +173,79 @@ def configuration() -> str:
     )
 
 
-PAGES = {"states.md": states, "errors.md": errors, "faults.md": faults, "metrics.md": metrics, "configuration.md": configuration}
+PROGRAMS: tuple[tuple[str, click.Group, str], ...] = (
+    ("calculet", operators, "What operators type."),
+    ("calculet-perf", perf, "Measures and breaks servers."),
+    ("calculet-router", router, "Started by `calculet up` or systemd."),
+    ("calculet-worker", worker, "Started by `calculet up` or systemd; builds packages."),
+    ("calculet-supervisor", supervisor, "Started by `calculet up` or systemd."),
+)
+
+
+def commands() -> str:
+    """Every console script's commands, as man pages in one."""
+    text = (
+        "# Commands\n\nEvery command with its arguments, options and exit codes; `-h` shows the same. A command that says nothing of exit\n"
+        "codes has those of its program. What only watched ends with 130 at Ctrl-C, and what it watched goes on. `calculet completion\n"
+        "SHELL` prints what a shell needs to complete `calculet`.\n\n"
+    )
+    parts = [text]
+    for program, _, what in PROGRAMS:
+        parts.append(f"* [`{program}`](#{program}): {what}\n")
+    for program, group, _ in PROGRAMS:
+        parts.append(manual(group, program, None, 2))
+    return "".join(parts)
+
+
+def manual(command: click.Command, path: str, parent: click.Context | None, level: int) -> str:
+    """A command, and those below it."""
+    ctx = click.Context(command, info_name=path.split(" ")[-1], parent=parent)
+    usage = " ".join([path, *command.collect_usage_pieces(ctx)])
+    help_text = inspect.cleandoc(command.help or "").replace("\b\n", "")
+    text = f"\n{'#' * level} {path}\n\n```\n{usage}\n```\n\n{indented(help_text)}\n"
+    rows = [row for param in command.params if (row := parameter(param, ctx)) is not None]
+    if rows:
+        text += "\n" + table(("", "meaning", "default"), rows)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            below = command.get_command(ctx, name)
+            assert below is not None
+            if not below.hidden:
+                text += manual(below, f"{path} {name}", ctx, min(level + 1, 4))
+    return text
+
+
+def indented(help_text: str) -> str:
+    """Paragraphs that a docstring has kept as they are become code."""
+    paragraphs = []
+    for paragraph in help_text.split("\n\n"):
+        kept = any("  " in line.strip() for line in paragraph.splitlines())
+        paragraphs.append(f"```sh\n{paragraph}\n```" if kept else escaped(paragraph))
+    return "\n\n".join(paragraphs)
+
+
+def escaped(text: str) -> str:
+    """What Markdown would take for HTML."""
+    return text.replace("<", "&lt;")
+
+
+def parameter(param: click.Parameter, ctx: click.Context) -> tuple[str, str, str] | None:
+    """A row for an option."""
+    if isinstance(param, click.Argument):
+        return None  # the first line of the manual has them
+    assert isinstance(param, click.Option)
+    record = param.get_help_record(ctx)
+    if record is None:
+        return None
+    names, help_text = record
+    help_text, _, extra = help_text.partition("  [")
+    notes = dict(note.partition(": ")[::2] for note in extra.removesuffix("]").split("; ")) if extra else {}
+    fallback = notes.get("default", "").removeprefix("(").removesuffix(")")
+    told = "; ".join(f"{name}: {value}" if value else name for name, value in notes.items() if name != "default")
+    return f"`{names}`", escaped(help_text + (f" ({told})" if told else "")), escaped("required" if "required" in notes else fallback)
+
+
+PAGES = {"cli.md": commands, "states.md": states, "errors.md": errors, "faults.md": faults, "metrics.md": metrics, "configuration.md": configuration}
 
 
 def main() -> int:

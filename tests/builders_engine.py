@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from calculet_core.clock import MS, S
 from calculet_core.config import AdmissionConfig, BatchConfig, ExecutorConfig, RecoveryConfig, SchedulerConfig, TenantConfig
 from calculet_core.history import Event
 from calculet_core.ids import WireKey
-from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_core.jobs import Completion, EngineBank, Holdings, Job, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_core.limits import Limits
 from calculet_core.requests import InferenceRequest, Prompt, SamplingParams, SequenceState, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
@@ -45,6 +46,10 @@ def reference(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         history.append(next_token(history))
     return history[len(prompt) :]
+
+
+def text_of(prompt: list[int], count: int) -> str:
+    return b"".join(VOCABULARY[token] for token in reference(prompt, count)).decode()
 
 
 def a_profile(size: int, context: int = 64, mode: InactiveMode = InactiveMode.COMPACT) -> BatchProfile:
@@ -115,6 +120,8 @@ class Fault:
     late_ns: int | None = None
     status: OutputStatus = OutputStatus.DONE
     bad_row: int | None = None
+    failed_rows: tuple[int, ...] | None = None
+    """The device says that the status is about these alone; there are logits of the others."""
 
 
 class Board:
@@ -203,13 +210,16 @@ class Driver:
     def __init__(
         self, manifest: Manifest | None = None, package: Package | None = None, scheduler: SchedulerConfig | None = None,
         recovery: RecoveryConfig = RecoveryConfig(), tenants: tuple[TenantConfig, ...] = (TenantConfig("default"),), outputs: int = 2,
-        seed: int = 1,
+        seed: int = 1, limits_of_waiting: Limits | None = None, on_host: bool = False, unconfigures: bool = True,
     ) -> None:  # fmt: skip
         self.manifest = manifest or (package.manifest if package else a_manifest())
         self.package = package or a_package(self.manifest)
         self.scheduler = scheduler
         self.board = Board(self.manifest, outputs=outputs)
-        self.engine = Engine("board0", 1, 42, "ipc://x", self.board.limits, recovery, seed, tenants, 32 << 30)
+        self.board.limits = replace(self.board.limits, on_host=on_host, unconfigures=unconfigures)
+        self.engine = Engine(
+            "board0", 1, 42, "ipc://x", self.board.limits, recovery, seed, tenants, 32 << 30, limits_of_waiting=limits_of_waiting
+        )
         self.now = 1 * S
         self.faults: Iterator[Fault | None] = iter(())
         self.actions: list[actions.Action] = []
@@ -217,6 +227,9 @@ class Driver:
         self.records: list[Event] = []
         self.exit: actions.Exit | None = None
         self.reset_rc = self.configure_rc = self.unconfigure_rc = ReturnCode.OK
+        self.held_before: Holdings | None = None
+        self.held_after: list[Holdings] = []
+        """What the unconfigured board shows, one answer after the other; the last one stays."""
         self.release_rcs: list[ReturnCode] = []
         self.verify_error: str | None = None
         self.inspection: Inspection | None = None
@@ -364,15 +377,19 @@ class Driver:
             self.call_at(action.deadline_ns + fault.late_ns, lambda: self._complete(job, Fault(), spent))
 
     def _complete(self, job: Job, fault: Fault, spent: int) -> None:
-        good = fault.status is OutputStatus.DONE and job.generation == self.engine.life.generation
+        good = (fault.status is OutputStatus.DONE or fault.failed_rows is not None) and job.generation == self.engine.life.generation
         logits = self.board.compute(job) if good and self.state != "RECOVERING" else None
         if logits is not None and fault.bad_row is not None:
             logits[fault.bad_row, 3] = np.nan
+        if logits is not None and fault.failed_rows:
+            logits[list(fault.failed_rows)] = np.nan
         self.board.buffers += 1
         self.board.leased.add(self.board.buffers)
         timings = JobTimings(wait_ns=spent)
         engine = self.board.completes_on
-        completion = Completion(job.job_id, job.generation, fault.status, logits, engine, timings, self.board.buffers)
+        completion = Completion(
+            job.job_id, job.generation, fault.status, logits, engine, timings, self.board.buffers, fault.failed_rows
+        )
         self.feed(events.JobCompleted(completion))
 
     def _give_back(self, action: actions.GiveBack) -> None:
@@ -414,12 +431,15 @@ class Driver:
         rc = self.configure_rc
         if rc == ReturnCode.OK:
             self.board.configure()
-        answer = events.DeviceConfigured(action.generation, rc, self.inspection or self.board.inspect() if rc == 0 else None)
+        found = self.inspection or self.board.inspect() if rc == 0 else None
+        answer = events.DeviceConfigured(action.generation, rc, found, before=self.held_before)
         self.call_at(self.now + 1 * MS, lambda: self.feed(answer))
 
     def _unconfigure(self, action: actions.UnconfigureDevice) -> None:
-        rc = self.unconfigure_rc
-        self.call_at(self.now + 1 * MS, lambda: self.feed(events.DeviceUnconfigured(action.generation, rc)))
+        rc, after = self.unconfigure_rc, self.held_after[0] if self.held_after else None
+        if len(self.held_after) > 1:
+            self.held_after.pop(0)
+        self.call_at(self.now + 1 * MS, lambda: self.feed(events.DeviceUnconfigured(action.generation, rc, after)))
 
     def _reset(self, action: actions.ResetDevice) -> None:
         rc = self.reset_rc

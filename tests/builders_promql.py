@@ -32,7 +32,7 @@ VALUES: dict[tuple[str, str], set[str]] = {
     ("calculet_worker_kv_tokens", "kind"): {"used", "reserved", "total"},
     ("calculet_worker_sequence_tokens", "kind"): {"prompt", "total"},
     ("calculet_worker_tokens", "kind"): {"prompt", "generated"},
-    ("calculet_worker_buffers", "state"): {"leased", "quarantined", "free"},
+    ("calculet_worker_buffers", "state"): {"total", "leased", "quarantined", "free"},
     ("calculet_worker_limit", "limit"): {"lanes", "max_kv_tokens", "max_waiting_requests", "max_waiting_prompt_tokens", "max_inflight"},
     ("calculet_worker_queue_depth", "queue"): QUEUES,
     ("calculet_worker_queue_oldest_seconds", "queue"): QUEUES,

@@ -70,7 +70,7 @@ class Desk:
     def __init__(self, *boards: str, tenant: TenantConfig | None = None, **config: Any) -> None:
         self.clock = FakeClock()
         self.config = RouterConfig(**config)
-        tenants = Tenants([tenant or TenantConfig(name="default")], self.clock.now_ns())
+        tenants = Tenants([tenant or TenantConfig(name="default")])
         self.dispatcher = Dispatcher(5, self.config, Roster(), Aliases({"qwen3": AdmissionConfig()}), tenants)
         self.done: list[actions.Action] = []
         self.seq: dict[tuple[str, int], int] = {}

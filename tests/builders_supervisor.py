@@ -47,6 +47,8 @@ class Bench:
         resets: int = 2,
         view: wire.FleetView | None = None,
         restart_spends: Mapping[str, Iterable[int]] = {},
+        asides: Mapping[str, world.WorkerAside] = {},
+        fingerprint: str = "",
     ) -> None:
         names = boards or ("board0",)
         self.clock = FakeClock()
@@ -59,7 +61,9 @@ class Bench:
         self.seen: dict[str, BoardSeen] = {}
         self.done: list[world.Action] = []
         self._pid, self._epoch, self._generation = 100, 0, 0
-        self.reconciler = Reconciler(self.config, self.resets, random.Random(1), view or wire.FleetView(0), restart_spends)
+        self.reconciler = Reconciler(
+            self.config, self.resets, random.Random(1), view or wire.FleetView(0), restart_spends, asides, fingerprint
+        )
 
     # ---------------------------------------------------------------- the world
     def step(self, ms: int = 0) -> list[world.Action]:

@@ -48,10 +48,10 @@ def held(fleet: Fleet) -> dict[str, str | None]:
 class Load:
     """Clients that ask again and again; what each answer was, and which artifact's it was."""
 
-    def __init__(self, fleet: Fleet, clients: int = 12) -> None:
+    def __init__(self, fleet: Fleet, clients: int = 12, streams: bool = True) -> None:
         self.fleet, self.answers, self.failed = fleet, list[tuple[str, str, str]](), list[str]()
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._whole if number % 2 else self._stream, args=(number,)) for number in range(clients)]
+        self._threads = [threading.Thread(target=self._stream if streams and number % 2 == 0 else self._whole, args=(number,)) for number in range(clients)]
         self.fewest = len(fleet.boards)
         self._watch = threading.Thread(target=self._count)
 

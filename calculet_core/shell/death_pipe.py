@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 
 VARIABLE = "CALCULET_DEATH_FD"
+STARTED = "CALCULET_STARTED"
+"""Names the keeper's life: a person started it."""
 
 
 def watch_death_pipe(on_death: Callable[[], None]) -> bool:

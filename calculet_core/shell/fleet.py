@@ -6,10 +6,13 @@ holds what must survive; `log_dir` holds journals.
 
 from __future__ import annotations
 
+import hashlib
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from calculet_core.applying import Standing
 from calculet_core.config import (
     BoardConfig,
     FleetConfig,
@@ -60,6 +63,10 @@ class Fleet:
         """Where a process serves its metrics: `router`, `supervisor`, `worker-BOARD`."""
         return self.run_dir / f"m-{process}.sock"
 
+    def limits(self, quantity: str) -> Path:
+        """The ledger in which the fleet's processes share tenants' limits: `active` of the routers, `waiting` of the workers."""
+        return self.run_dir / f"limits-{quantity}"
+
     # ---------------------------------------------------------------- files
     def board_lock(self, board: str) -> Path:
         """flock of the process that owns the board."""
@@ -87,6 +94,11 @@ class Fleet:
     def keys(self) -> Path:
         """API keys, hashed (`calculet-keys/v1`); absent: nobody needs one."""
         return self.state_dir / "keys.json"
+
+    @property
+    def curve(self) -> Path:
+        """Folder of the keys for tcp endpoints (`calculet_core.shell.curve`)."""
+        return self.state_dir / "curve"
 
     @property
     def usage(self) -> Path:
@@ -136,9 +148,13 @@ class Fleet:
         known = ", ".join(board.name for board in self.config.boards)
         raise ConfigError(f"{self.path}: $.boards: no board named {name!r} (boards: {known})")
 
+    def models_of(self, board: str) -> tuple[ModelConfig, ...]:
+        """The models that are placed on the board: one, or more that take turns."""
+        return tuple(model for model in self.config.models if board in boards_of(self.config, model))
+
     def model_of(self, board: str) -> ModelConfig:
-        """The model that is placed on the board."""
-        return next(model for model in self.config.models if board in boards_of(self.config, model))
+        """The model that is placed on the board; of several that take turns the first."""
+        return self.models_of(board)[0]
 
     def scheduler_of(self, alias: str) -> SchedulerConfig | None:
         """The alias's `calculet-scheduler/v1` file, or None when it names none.
@@ -155,6 +171,17 @@ class Fleet:
             raise ConfigError(f"{path}: $.model_alias: {config.model_alias!r}, but {self.path} uses it for {alias!r}")
         return config
 
+    def fingerprint(self) -> str:
+        """Stands for all that the configuration says now: the fleet's file, its scheduler files, trusted keys; what cannot be read
+        counts as empty."""
+        named = [self.resolve(model.scheduler) for model in self.config.models if model.scheduler is not None]
+        digest = hashlib.sha256()
+        for path in (self.path, *named, *map(self.resolve, self.config.trusted_keys)):
+            with suppress(OSError):
+                digest.update(read_bounded(path))
+            digest.update(b"\0")
+        return digest.hexdigest()
+
     def check_profiles(self, alias: str, board: BoardConfig, proven: tuple[int, ...], digest: str) -> None:
         """Whether an artifact with the `proven` compiled batches has what the board, or else the alias's scheduler file, asks for.
 
@@ -166,6 +193,15 @@ class Fleet:
         elif (scheduler := self.scheduler_of(alias)) is not None:
             model = next(model for model in self.config.models if model.alias == alias)
             check_profiles(scheduler, proven, digest, str(self.resolve(model.scheduler or "")))
+
+
+def standing_of(fleet: Fleet) -> Standing:
+    """The configuration with its scheduler files.
+
+    Raises:
+        ConfigError: a scheduler file is missing or wrong.
+    """
+    return Standing(fleet.config, {model.alias: fleet.scheduler_of(model.alias) for model in fleet.config.models})
 
 
 def read_config(path: Path) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,3 +125,55 @@ def read_journal(path: Path) -> list[Event]:
                 except msgspec.DecodeError:
                     continue
     return events
+
+
+class Tail:
+    """A journal from its beginning (rotated files included), then what is added; a rotation in between loses nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._rest = b""
+        self._open()
+
+    def skip(self) -> None:
+        """Leave out what is there already."""
+        self._file.seek(0, os.SEEK_END)
+
+    def whole(self) -> list[Event]:
+        """Everything up to now."""
+        older = [self.path.with_name(f"{self.path.name}.{number}") for number in range(99, 0, -1)]
+        return [event for path in older if path.exists() for event in _decoded(path.read_bytes().split(b"\n"))] + self.more()
+
+    def more(self) -> list[Event]:
+        """What was added since."""
+        data = self._rest + self._file.read()
+        with suppress(OSError):
+            if self.path.stat().st_ino != self._inode:
+                data += self._file.read() + self._rotated()
+        *lines, self._rest = data.split(b"\n")
+        return _decoded(lines)
+
+    def _open(self) -> None:
+        self._file = self.path.open("rb")
+        self._inode = os.fstat(self._file.fileno()).st_ino
+
+    def _rotated(self) -> bytes:
+        """What was written to newer files than the one that is open; goes on with the newest."""
+        old = self._inode
+        self._file.close()
+        self._open()
+        newer = []
+        for number in range(1, 100):
+            path = self.path.with_name(f"{self.path.name}.{number}")
+            if not path.exists() or path.stat().st_ino == old:
+                break
+            newer.append(path.read_bytes())
+        return b"".join(reversed(newer)) + self._file.read()
+
+
+def _decoded(lines: Iterable[bytes]) -> list[Event]:
+    found = []
+    for line in lines:
+        with suppress(msgspec.DecodeError):
+            found.append(msgspec.json.decode(line, type=Event))
+    return found

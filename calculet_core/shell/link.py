@@ -18,8 +18,12 @@ from pathlib import Path
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from calculet_core.errors import ConfigError
+from calculet_core.shell.curve import CurveKeys, call_curve, serve_curve
+
 DRAIN_LIMIT = 256
 MAX_MESSAGE_BYTES = 64 << 20
+"""A larger message is dropped and counted; twice as much, and ZeroMQ ends the connection while it arrives."""
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers: combining ZeroMQ's flag enumerations costs microseconds a message."""
 _MONITORED = int(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
@@ -34,13 +38,16 @@ class Link:
     def __init__(
         self,
         socket: zmq.Socket[bytes],
-        on_frames: Callable[[Frames], None],
+        on_frames: Callable[[Frames], object],
         endpoint: str,
         strangers: _Strangers | None = None,
+        on_oversize: Callable[[], None] | None = None,
     ) -> None:
-        self.endpoint, self._strangers = endpoint, strangers
+        self.endpoint, self._strangers, self._on_oversize = endpoint, strangers, on_oversize
         self._loop, self._socket, self._on_frames = asyncio.get_running_loop(), socket, on_frames
         self._recheck = self._closed = False
+        self.received = 0
+        """Messages that were read."""
         self.dropped = 0
         """Sends that ZeroMQ refused: no peer, or its high-water mark."""
         self._fd: int = socket.getsockopt(zmq.FD)  # type: ignore[assignment]
@@ -91,18 +98,28 @@ class Link:
             except zmq.ZMQError as error:
                 log.error("link %s: %s", self.endpoint, error)
                 return
+            self.received += 1
+            if len(frames[-1]) > MAX_MESSAGE_BYTES:
+                self._oversize(len(frames[-1]))
+                continue
             try:
                 self._on_frames(frames)
             except Exception:
                 log.exception("link %s: a message could not be handled", self.endpoint)
         self._later()
 
+    def _oversize(self, size: int) -> None:
+        log.warning("link %s: a message of %d bytes was dropped (at most %d)", self.endpoint, size, MAX_MESSAGE_BYTES)
+        if self._on_oversize is not None:
+            self._on_oversize()
+
 
 def bind_router(
     context: zmq.Context[zmq.Socket[bytes]],
     path: Path,
-    on_frames: Callable[[Frames], None],
+    on_frames: Callable[[Frames], object],
     on_stranger: Callable[[], None] | None = None,
+    on_oversize: Callable[[], None] | None = None,
 ) -> Link:
     """Bind a ROUTER at an ipc path with mode 0600, replacing a stale socket file.
 
@@ -121,13 +138,58 @@ def bind_router(
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     socket.bind(f"ipc://{path}")
     path.chmod(0o600)
-    return Link(socket, on_frames, f"ipc://{path}", strangers)
+    return Link(socket, on_frames, f"ipc://{path}", strangers, on_oversize)
+
+
+def bind_router_tcp(
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    keys: CurveKeys,
+    on_frames: Callable[[Frames], object],
+    on_stranger: Callable[[], None] | None = None,
+    on_oversize: Callable[[], None] | None = None,
+) -> Link:
+    """Bind a ROUTER at HOST:PORT, encrypted; the link's endpoint has the real port. A `Gatekeeper` must be there already.
+
+    Raises:
+        zmq.ZMQError: the address cannot be bound.
+    """
+    socket = context.socket(zmq.ROUTER)
+    _tune(socket)
+    strangers = _Strangers(socket, on_stranger) if on_stranger is not None else None
+    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.IPV6, int(address.startswith("[")))
+    serve_curve(socket, keys)
+    try:
+        socket.bind(f"tcp://{address}")
+    except zmq.ZMQError:
+        if strangers is not None:
+            strangers.close()
+        socket.close(linger=0)
+        raise
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT).rstrip(b"\0").decode()  # type: ignore[union-attr]
+    return Link(socket, on_frames, endpoint, strangers, on_oversize)
 
 
 def connect_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, on_frames: Callable[[Frames], None], identity: bytes | None = None
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    on_frames: Callable[[Frames], object],
+    identity: bytes | None = None,
+    curve: Callable[[], CurveKeys] | None = None,
+    on_oversize: Callable[[], None] | None = None,
 ) -> Link:
-    """Connect a DEALER to an ipc path or endpoint; frames are [kind, body]. ZeroMQ reconnects by itself."""
+    """Connect a DEALER to an ipc path or endpoint; frames are [kind, body]. ZeroMQ reconnects by itself.
+
+    Raises:
+        ConfigError: the endpoint is tcp and `curve` has no keys for it: nothing goes over a network unencrypted.
+    """
+    keys = None
+    if endpoint.startswith("tcp://"):
+        if curve is None:
+            raise ConfigError(f"{endpoint}: tcp only with CURVE keys")
+        keys = curve()
     socket = context.socket(zmq.DEALER)
     _tune(socket)
     socket.setsockopt(zmq.IMMEDIATE, 1)
@@ -136,8 +198,11 @@ def connect_dealer(
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     address = endpoint if "://" in endpoint else f"ipc://{endpoint}"
+    if keys is not None:
+        socket.setsockopt(zmq.IPV6, int("[" in endpoint))
+        call_curve(socket, keys)
     socket.connect(address)
-    return Link(socket, on_frames, address)
+    return Link(socket, on_frames, address, on_oversize=on_oversize)
 
 
 class _Strangers:
@@ -178,4 +243,4 @@ def _tune(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, 100_000)
     socket.setsockopt(zmq.RCVHWM, 100_000)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_MESSAGE_BYTES)

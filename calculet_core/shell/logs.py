@@ -26,6 +26,11 @@ def set_up_logs(process: str, level: str = "INFO") -> None:
     root.setLevel(os.environ.get("CALCULET_LOG_LEVEL", level).upper())
 
 
+def set_level(level: str) -> None:
+    """From now on; the environment's word goes before it."""
+    logging.getLogger().setLevel(os.environ.get("CALCULET_LOG_LEVEL", level).upper())
+
+
 def keep_copy(process: str, path: Path) -> None:
     """Write the log to `path` as well, where stderr does not go there anyway. A full disk costs the copy only."""
     if not _under_systemd():

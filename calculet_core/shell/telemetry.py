@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from calculet_core.metrics import metrics_of
 from calculet_core.shell.journal import LineFile
+from calculet_core.shell.spans import SpanSender
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_EXPOSITION_BYTES = 8 << 20
@@ -39,6 +40,9 @@ class ProcessCollector(Collector):
                 "calculet_process_max_fds": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
                 "calculet_process_start_timestamp_seconds": self._process.create_time(),
                 "calculet_process_journal_lost": LineFile.lost_by_process,
+                "calculet_process_spans_queued": SpanSender.queued_by_process,
+                "calculet_process_spans_exported": SpanSender.exported_by_process,
+                "calculet_process_spans_lost": SpanSender.lost_by_process,
             }
         for name, metric in metrics_of("process").items():
             kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
@@ -58,6 +62,7 @@ class Collectors:
         self._constant = constant
         self._metrics: dict[str, Any] = {}
         self._children: dict[tuple[str, ...], Any] = {}
+        self._texts: list[Callable[[], bytes]] = []
         for name, metric in metrics_of(component).items():
             extra = {"buckets": metric.buckets} if metric.kind == "histogram" else {}
             labels = (*constant, *metric.labels)
@@ -81,14 +86,19 @@ class Collectors:
             self._children[key] = child
         return child
 
-    def replace(self, name: str, collector: Collector) -> None:
-        """Let `collector` tell this metric from now on: one that is cheaper to feed."""
+    def replace(self, name: str, text: Callable[[], bytes]) -> None:
+        """Let `text` tell this metric from now on, as the scrape shall have it: where the client's own is too slow."""
         self.registry.unregister(self._metrics.pop(name))
-        self.registry.register(collector)
+        self._texts.append(text)
+
+    def forget(self, name: str, **labels: str) -> None:
+        """A child whose subject is gone: it is not told any more. Nothing when there was none."""
+        if self._children.pop((name, *labels.values()), None) is not None:
+            self._metrics[name].remove(*self._constant.values(), *labels.values())
 
     def exposition(self) -> bytes:
         """The scrape's text."""
-        return generate_latest(self.registry)
+        return b"".join([generate_latest(self.registry), *(text() for text in self._texts)])
 
 
 async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.Server:
@@ -98,8 +108,8 @@ async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.
         try:
             writer.write(exposition())
             await writer.drain()
-        except ConnectionError:
-            pass
+        except OSError:
+            pass  # whoever asked has gone, or there is no descriptor left to look with
         finally:
             writer.close()
 

@@ -36,7 +36,6 @@ class ModelEvent(IntEnum):
     WARMED = auto()
     """Golden and warm-up passed (§11 step 9)."""
     DRAIN = auto()
-    RESUME = auto()
     DRAINED = auto()
     DRAIN_EXPIRED = auto()
     """The drain deadline passed with a submitted job: its buffers cannot be freed (§12)."""
@@ -65,7 +64,6 @@ MODEL_GENERATION: Machine[ModelState, ModelEvent] = Machine(
         (_S.READY, _E.DRAIN): _S.DRAINING,
         (_S.READY, _E.FAULT): _S.RECOVERING,
         (_S.READY, _E.FAIL): _S.FAILED,
-        (_S.DRAINING, _E.RESUME): _S.READY,
         (_S.DRAINING, _E.DRAINED): _S.UNLOADING,
         (_S.DRAINING, _E.DRAIN_EXPIRED): _S.RECOVERING,
         (_S.DRAINING, _E.FAULT): _S.RECOVERING,

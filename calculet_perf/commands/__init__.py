@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from calculet_perf.commands.capacity import capacity
+from calculet_perf.commands.chaos import chaos
 from calculet_perf.commands.compare import compare
 from calculet_perf.commands.faults import faults
 from calculet_perf.commands.golden import golden
@@ -24,6 +25,7 @@ COMMANDS: tuple[click.Command, ...] = (
     golden,
     capacity,
     faults,
+    chaos,
     maintenance,
     soak,
     selftest,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import click
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Exit:
@@ -21,6 +24,11 @@ class Exit:
     """The measurement itself is invalid: clock, network, an unreachable server, a crash or interruption of this program."""
     REGRESSION = 4
     """Slower than the rules allow."""
+
+
+def json_option(command: F) -> F:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
 
 
 def end(code: int, message: str, hint: str | None = None) -> NoReturn:

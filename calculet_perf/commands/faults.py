@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
+import msgspec
 
-from calculet_perf.commands.common import Exit, end
+from calculet_perf.commands.common import Exit, end, json_option
 
 if TYPE_CHECKING:
     from calculet_perf.faults import Scenario
@@ -31,9 +32,10 @@ TRUST = Path(".calculet/keys/dev.pub")
 @click.option("--jobs", type=click.IntRange(1, 32), default=1, show_default=True, help="Scenarios at a time, a fleet each.")
 @click.option("--catalogue", type=click.Path(path_type=Path, dir_okay=False), help="Another file of scenarios.")
 @click.option("--list", "only_list", is_flag=True, help="List the scenarios and what is expected of them.")
+@json_option
 def faults(
     scenarios: tuple[str, ...], package: Path, second: Path, trust: Path, device: str, out: Path | None, jobs: int,
-    catalogue: Path | None, only_list: bool,
+    catalogue: Path | None, only_list: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Run SCENARIOS, or all, each on a fresh fleet whose board0 has an injector around its device.
 
@@ -51,6 +53,9 @@ def faults(
     else:
         source, data = str(catalogue), read_bounded(catalogue)
     found = parse_catalogue(data, source)
+    if only_list and as_json:
+        click.echo(msgspec.json.encode(found))
+        return
     if only_list:
         for scenario in found.scenarios:
             click.echo(f"{scenario.id:20} {scenario.clause}  {scenario.injects}\n{'':26}-> {scenario.expected}")
@@ -67,10 +72,10 @@ def faults(
             end(Exit.INVALID, f"{path}: there is no such file", "make packages builds simulated ones")
     folder = out or Path(tempfile.mkdtemp(prefix="calculet-faults-"))
     packages = Packages(package, second if swaps else None, trust)
-    raise SystemExit(uvloop.run(_run(chosen, folder, packages, device, jobs)))
+    raise SystemExit(uvloop.run(_run(chosen, folder, packages, device, jobs, as_json)))
 
 
-async def _run(chosen: list[Scenario], folder: Path, packages: Packages, device: str, jobs: int) -> int:
+async def _run(chosen: list[Scenario], folder: Path, packages: Packages, device: str, jobs: int, as_json: bool) -> int:
     from calculet_core.errors import ConfigError
     from calculet_perf.faults import Outcome, verdict
     from calculet_perf.records import to_line
@@ -80,7 +85,7 @@ async def _run(chosen: list[Scenario], folder: Path, packages: Packages, device:
 
     folder.mkdir(parents=True, exist_ok=True)
     outcomes: list[Outcome] = []
-    broken: list[str] = []
+    failed: dict[str, str] = {}
     todo = iter(chosen)
 
     async def one_after_the_other(file: BinaryIO) -> None:
@@ -88,15 +93,15 @@ async def _run(chosen: list[Scenario], folder: Path, packages: Packages, device:
             try:
                 outcome = await run_scenario(scenario, folder / scenario.id, packages, device)
             except FleetError as error:
-                broken.append(scenario.id)
-                click.echo(f"{scenario.id:20} could not be run: {error}")
+                failed[scenario.id] = str(error)
+                click.echo(f"{scenario.id:20} could not be run: {error}", err=as_json)
                 continue
             outcomes.append(outcome)
             file.write(to_line(outcome))
             file.flush()
             word = "as expected" if outcome.as_expected else "WRONG" if outcome.valid else "INVALID"
             reasons = "".join(f"\n{'':23}{reason}" for reason in outcome.reasons)
-            click.echo(f"{scenario.id:20} {word}: {outcome.observed}{reasons}")
+            click.echo(f"{scenario.id:20} {word}: {outcome.observed}{reasons}", err=as_json)
 
     with (folder / FAULTS).open("ab") as file:
         try:
@@ -104,7 +109,11 @@ async def _run(chosen: list[Scenario], folder: Path, packages: Packages, device:
         except ConfigError as error:
             end(Exit.INVALID, str(error))
     counts = verdict(outcomes)
-    click.echo(f"{counts['as_expected']} of {len(chosen)} as expected; {folder / FAULTS}")
+    if as_json:
+        answer = {"counts": counts, "outcomes": outcomes, "not_run": failed, "file": str(folder / FAULTS)}
+        click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2))
+    else:
+        click.echo(f"{counts['as_expected']} of {len(chosen)} as expected; {folder / FAULTS}")
     if counts["wrong"]:
         return Exit.CORRECTNESS
-    return Exit.INFRASTRUCTURE if counts["invalid"] or broken else Exit.PASS
+    return Exit.INFRASTRUCTURE if counts["invalid"] or failed else Exit.PASS

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from calculet_perf.commands.common import Exit, end
+from calculet_perf.commands.common import Exit, end, json_option
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -15,17 +16,18 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("manifest", type=FILE)
 @click.option("--record", "file", type=FILE, help="Write the answers, which must agree with each other, as a golden file.")
 @click.option("--passes", type=click.IntRange(2), help="How often each case is asked.  [default: twice per board]")
-def golden(manifest: Path, file: Path | None, passes: int | None) -> None:
+@json_option
+def golden(manifest: Path, file: Path | None, passes: int | None, as_json: bool) -> None:
     """Ask the golden cases of MANIFEST's matrix and compare (acceptance §8.3).
 
     Exit codes: 0 all as expected, 1 one was not, 2 the manifest or golden file is wrong, 3 the server cannot be reached.
     """
     import uvloop
 
-    raise SystemExit(uvloop.run(_golden(manifest, file, passes)))
+    raise SystemExit(uvloop.run(_golden(manifest, file, passes, as_json)))
 
 
-async def _golden(path: Path, file: Path | None, passes: int | None) -> int:
+async def _golden(path: Path, file: Path | None, passes: int | None, as_json: bool) -> int:
     from calculet_core.shell.files import write_atomic
     from calculet_perf import validity
     from calculet_perf.assemble import Assembler
@@ -51,12 +53,17 @@ async def _golden(path: Path, file: Path | None, passes: int | None) -> int:
     if trouble := validity.refused_ids(records, foreign=setup.facts.foreign, ids=sender.sends_ids):
         raise ManifestError(trouble)
     learned, failures = judge(records, expected)
+    if file is not None and not failures:
+        write_atomic(file, golden_lines(records, learned, sender), 0o644)
+    if as_json:
+        recorded = len(learned) if file is not None and not failures else 0
+        click.echo(json.dumps({"answers": len(records), "failures": failures, "recorded": recorded}, indent=2))
+        return Exit.CORRECTNESS if failures else Exit.PASS
     for failure in failures:
         click.echo(failure)
     if failures:
         end(Exit.CORRECTNESS, f"golden failed: {len(failures)} of {len(records)} answers")
     if file is not None:
-        write_atomic(file, golden_lines(records, learned, sender), 0o644)
         click.echo(f"{file}: {len(learned)} cases recorded")
     else:
         click.echo(f"golden passed: {len(records)} answers, expectations from {setup.expected.source}")

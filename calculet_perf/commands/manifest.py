@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from typing import Any
 
 import click
 
-from calculet_perf.commands.common import Exit, end
+from calculet_perf.commands.common import Exit, end, json_option
 from calculet_perf.manifest import REQUIRED, dump_manifest, open_fields, parse_manifest
 
 
@@ -66,13 +67,15 @@ def init(
 
 @manifest.command()
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def check(file: Path) -> None:
+@json_option
+def check(file: Path, as_json: bool) -> None:
     """Check FILE and its matrix without a server. Exit 2 names what is wrong."""
     from calculet_perf.commands.run import read_inputs
 
-    parse_manifest(file.read_bytes(), str(file))
+    found = parse_manifest(file.read_bytes(), str(file))
     read_inputs(file)
-    click.echo(f"{file}: fine")
+    answer = {"file": str(file), "run_id": found.run_id, "matrix": found.matrix}
+    click.echo(json.dumps(answer, indent=2) if as_json else f"{file}: fine")
 
 
 async def _fields(

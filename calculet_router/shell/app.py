@@ -19,6 +19,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,21 @@ import msgspec
 import zmq
 
 from calculet_core import wire
+from calculet_core.applying import Standing
+from calculet_core.clock import MS, S
 from calculet_core.config import AdmissionConfig
 from calculet_core.errors import CalculetError, ConfigError, ExitCode, ShuttingDown
 from calculet_core.history import Event
+from calculet_core.shell.chaos import Carrier
+from calculet_core.shell.curve import read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import read_bounded
-from calculet_core.shell.fleet import Fleet, load_fleet, make_folders
+from calculet_core.shell.fleet import Fleet, load_fleet, make_folders, standing_of
+from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal
+from calculet_core.shell.limits import open_limits
 from calculet_core.shell.link import Frames, connect_dealer
-from calculet_core.shell.logs import keep_copy
+from calculet_core.shell.logs import keep_copy, set_level
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
@@ -49,6 +56,7 @@ from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer, bind
 from calculet_router.shell.keys import LOOK_S, KeyWatch
 from calculet_router.shell.recovering import done_of, orphans_of, record_of
+from calculet_router.shell.spans import open_spans
 from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
 from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
 from calculet_router.shell.tls import open_tls
@@ -71,9 +79,11 @@ MAX_VIEW_BYTES = 16 << 20
 NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
 """The prefix tells its files from those of other processes."""
 RECOVERY_GRACE_S = 2.0
-"""Beyond the lease of a killed router, before its requests are looked for in the workers' journals."""
+"""Beyond the lease of a killed router, before its requests are looked for in journals and no longer count as active."""
 OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
-OF_BOTH = (events.WorkerEnded, events.TimePassed)
+OF_BOTH = (events.WorkerEnded, events.TimePassed, events.Overslept)
+STALL_NS = 1 * S
+"""Between two of its own ticks: longer (or half of what a worker may be silent), and this process did not run."""
 log = logging.getLogger("calculet.router")
 
 
@@ -83,9 +93,12 @@ class RouterApp:
     def __init__(self, fleet: Fleet, admissions: dict[str, AdmissionConfig], name: str = FIRST) -> None:
         config = fleet.config.router
         self.fleet, self.config, self.name = fleet, config, name
-        self._supervised = False
+        self._supervised = self._report_due = False
         self.incarnation = secrets.randbits(32) or 1
-        tenants = Tenants(fleet.config.tenants, time.monotonic_ns(), config.require_keys)
+        limited = [tenant.name for tenant in fleet.config.tenants if tenant.max_active or tenant.requests_per_s]
+        grace_ns = 3 * config.lease_interval_ms * MS + int(RECOVERY_GRACE_S * S)
+        self._limits = open_limits(fleet.limits("active"), limited, grace_ns)
+        tenants = Tenants(fleet.config.tenants, config.require_keys, self._limits)
         self._keys = KeyWatch(fleet.keys, tenants.take_keys)
         self._tls = open_tls(fleet, config.tls)
         self._scheme = "http" if self._tls is None else "https"
@@ -94,16 +107,24 @@ class RouterApp:
         self.telemetry = RouterTelemetry(config, name)
         journal = fleet.config.journal
         self.journal = Journal(fleet.journal(name), journal.max_bytes, journal.keep)
+        self.spans = open_spans(fleet.config.tracing, name, self.journal)
+        self._write = self.journal.append if self.spans is None else self.spans.append
         self.usage = UsageLog(fleet.usage, fleet.config.usage)
         self._counted_usage = [0, 0]
+        self._shown_tenants: set[str] = set()
         self._dashboard: Dashboard | None = None
         self.draining = self.closed = False
+        self._holding = Holding(fleet, "router")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._chaos = Carrier(name, self.journal) if fleet.config.chaos.enabled else None
         self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._links: dict[tuple[str, int], WorkerLink] = {}
         self._stop = asyncio.Event()
         self._hurry = False
         self._signals = 0
+        self._awake_ns = time.monotonic_ns()
+        self._stall_ns = min(STALL_NS, min(config.worker_silence_ms, config.accept_timeout_ms) * MS // 2)
         self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
             self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
@@ -119,6 +140,8 @@ class RouterApp:
             actions.CloseLink: self._close_link,
             actions.Ended: self._ended,
             actions.Resent: lambda action: self.telemetry.resend(action.reason),
+            actions.Parked: lambda action: self._report_soon(),
+            actions.Unparked: self._unparked,
             actions.Ignored: lambda action: self.telemetry.count(
                 "calculet_router_bad_messages", action.count, reason=action.reason
             ),
@@ -136,12 +159,15 @@ class RouterApp:
         raise_file_limit(self.config.max_connections + SPARE_FILES)
         for name in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(name, self._signalled)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reload, None)
         watch_death_pipe(self._keeper_gone)
         self._load_view()
         metrics = await serve_metrics(self.fleet.metrics_socket(self.name), self._own_exposition)
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(LOOK_S, self._keys.look)
+        if self._limits is not None:
+            self._every(SECOND_S, self._limits.sweep)
         if self._tls:
             self._every(TLS_LOOK_S, self._tls.look)
         self._every(REPORT_S, self._report)
@@ -257,6 +283,10 @@ class RouterApp:
         self._recovery.cancel()
         self.usage.close()
         self.journal.close()
+        if self._limits is not None:
+            self._limits.close()
+        if self.spans is not None:
+            self.spans.close()
 
     def _every(self, seconds: float, act: Callable[[], object]) -> None:
         def again() -> None:
@@ -271,7 +301,11 @@ class RouterApp:
     # ---------------------------------------------------------------- decisions and what they want
     def feed(self, event: events.Event) -> None:
         """Tell the dispatcher, and do what it wants."""
-        perform, write, now_ns, kind = self._perform, self.journal.append, time.monotonic_ns(), type(event)
+        perform, write, now_ns, kind = self._perform, self._write, time.monotonic_ns(), type(event)
+        if (slept_ns := now_ns - self._awake_ns) > self._stall_ns:
+            self._woke(slept_ns, now_ns)
+        if kind is events.TimePassed:
+            self._awake_ns = now_ns
         found = (self.lookups if kind in OF_LOOKUPS else self.dispatcher).handle(event, now_ns)
         if kind in OF_BOTH:
             found += self.lookups.handle(event, now_ns)
@@ -282,6 +316,16 @@ class RouterApp:
                 write(action)
             else:
                 perform[type(action)](action)
+
+    def _woke(self, slept_ns: int, now_ns: int) -> None:
+        """Before anything is judged: what was said meanwhile counts, and everybody hears that we are back."""
+        log.warning("stood still for %.1f s: no worker is blamed for that", slept_ns / S)
+        self._awake_ns = now_ns
+        self.feed(events.Overslept(slept_ns))
+        self._load_view()
+        self._report()
+        for link in list(self._links.values()):
+            link.renew()
 
     def _send(self, action: actions.Send) -> None:
         link, message = self._links.get((action.board, action.epoch)), action.message
@@ -295,9 +339,10 @@ class RouterApp:
         log.info("board %s: connecting epoch=%d endpoint=%s", view.board, view.epoch, view.endpoint)
         try:
             link = WorkerLink(
-                self._context, view, self.incarnation, self.config.lease_interval_ms / 1000, self.feed, self._bad_message
+                self._context, view, self.incarnation, self.config.lease_interval_ms / 1000, self.feed, self._bad_message,
+                lambda: read_curve_keys(self.fleet.curve, "router"),
             )
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, ConfigError) as error:
             log.error("board %s: cannot connect to %s: %s", view.board, view.endpoint, error)
             return
         self._links[view.board, view.epoch] = link
@@ -312,9 +357,13 @@ class RouterApp:
 
     def _ended(self, action: actions.Ended) -> None:
         model = action.alias if self.dispatcher.aliases.known(action.alias) else OTHER
-        self.telemetry.ended(action, model)
+        self.telemetry.ended(action, model, self.dispatcher.inflight + action.choices)
         if action.request is not None:
             self.usage.append(action)
+
+    def _unparked(self, action: actions.Unparked) -> None:
+        self.telemetry.collectors("calculet_router_model_wait_seconds", model=action.alias).observe(action.waited_ns / S)
+        self._report_soon()
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
@@ -346,8 +395,37 @@ class RouterApp:
             self._supervised = True
             self.feed(events.ViewPublished(message))
             self._report()
+        elif isinstance(message, wire.TakeConfiguration):
+            self._reload(message.live)
+        elif isinstance(message, wire.Disturb) and self._chaos is not None:
+            self._chaos.take(message)
         else:
             self._bad_message("unexpected")
+
+    # ---------------------------------------------------------------- another configuration
+    def _reload(self, wanted: str | None) -> None:
+        """The supervisor's word, or SIGHUP (`wanted` None: whatever the file says)."""
+        task = self._loop.create_task(self._take_configuration(wanted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _take_configuration(self, wanted: str | None) -> None:
+        """Tenants, keys' aliases, deadlines and limits, at once and together; requests that run are not touched."""
+        standing = await self._holding.read(wanted)
+        if standing is not None:
+            self.fleet = replace(self.fleet, config=standing.fleet)
+            fresh, old = standing.fleet.router, self.config
+            at_start = {name: getattr(old, name) for name in ("listen", "admin_listen", "tls", "lease_interval_ms")}
+            config = self.config = msgspec.structs.replace(fresh, **at_start)
+            set_level(standing.fleet.log.level)
+            raise_file_limit(config.max_connections + SPARE_FILES)
+            self._server.take_config(config)
+            self.dispatcher.take_config(config)
+            self.lookups.take_config(config)
+            self.telemetry.take_limits(config)
+            self.dispatcher.aliases.take_configured(admissions_of(standing))
+            self.dispatcher.tenants.take_configs(standing.fleet.tenants, config.require_keys)
+        self._report()
 
     def _knock(self) -> None:
         """Until the supervisor has answered for the first time, it is told more often that we are here."""
@@ -355,12 +433,20 @@ class RouterApp:
             self._report()
             self._loop.call_later(KNOCK_S, self._knock)
 
+    def _report_soon(self) -> None:
+        """Once in this pass of the loop: who waits for a model's turn has changed."""
+        if not self._report_due:
+            self._report_due = True
+            self._loop.call_soon(self._report)
+
     def _report(self) -> None:
+        self._report_due = False
         telemetry, roster = self.telemetry, self.dispatcher.roster
         report = wire.RouterReport(
             self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
-            self.dispatcher.tally.reports(),
+            self.dispatcher.tally.reports(), self.dispatcher.parking.waits(), self._holding.start, self._holding.live,
+            self._holding.error,
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -399,7 +485,14 @@ class RouterApp:
         collectors("calculet_router_connections").set(len(self._server.connections))
         collectors("calculet_router_streams").set(self._server.streams)
         collectors("calculet_router_body_bytes").set(self._server.body_bytes)
+        for alias in self.dispatcher.aliases.views():
+            if alias.parks or self.dispatcher.parking.count(alias.alias):
+                waiting = self.dispatcher.parking.count(alias.alias)
+                collectors("calculet_router_waiting_model", model=alias.alias).set(waiting)
         tenants = self.dispatcher.tenants
+        for tenant in self._shown_tenants.difference(tenants.active):
+            collectors.forget("calculet_router_tenant_active", tenant=tenant)
+        self._shown_tenants = set(tenants.active)
         for tenant, active in tenants.active.items():
             collectors("calculet_router_tenant_active", tenant=tenant).set(active)
         collectors("calculet_router_keys").set(tenants.accepted_keys(time.time()))
@@ -422,17 +515,11 @@ class RouterApp:
 
 
 
-def load_admissions(fleet: Fleet) -> dict[str, AdmissionConfig]:
-    """Alias -> its deadlines.
-
-    Raises:
-        ConfigError: a scheduler file is wrong.
-    """
-    found = {}
-    for model in fleet.config.models:
-        scheduler = fleet.scheduler_of(model.alias)
-        found[model.alias] = AdmissionConfig() if scheduler is None else scheduler.admission
-    return found
+def admissions_of(standing: Standing) -> dict[str, AdmissionConfig]:
+    """Alias -> its deadlines."""
+    return {
+        alias: AdmissionConfig() if scheduler is None else scheduler.admission for alias, scheduler in standing.schedulers.items()
+    }
 
 
 def raise_file_limit(wanted: int) -> None:
@@ -460,7 +547,8 @@ async def serve(config: Path, name: str = FIRST) -> int:
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r} cannot be a router's name: router, or router-NAME")
     fleet = load_fleet(config)
-    admissions = load_admissions(fleet)
+    admissions = admissions_of(standing_of(fleet))
     make_folders(fleet)
+    set_level(fleet.config.log.level)
     keep_copy(name, fleet.log(name))
     return await RouterApp(fleet, admissions, name).run()

@@ -24,6 +24,7 @@ from calculet_core.shell.build import build
 from calculet_core.shell.control_client import ControlError, call
 from calculet_core.shell.fleet import Fleet
 from calculet_router.dispatch import Dispatcher
+from calculet_router.openapi_admin import admin_document
 from calculet_router.samples import Reading, Samples
 from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.http_server import HttpServer
@@ -63,6 +64,7 @@ class Dashboard:
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling: asyncio.Task[None] | None = None
         self._page = files("calculet_router").joinpath("web/dashboard.html").read_bytes()
+        self._document = _encode(admin_document(build()["version"] or ""))
         limits = msgspec.structs.replace(app.config, max_connections=4 * MAX_VIEWERS, max_body_bytes=1024)
         self._server = HttpServer(limits, self._handle, self._gone, lambda _: None, lambda _: None)
 
@@ -122,6 +124,8 @@ class Dashboard:
             exchange.respond(200, self._page, b"text/html; charset=utf-8", HEADERS)
         elif path == b"/snapshot.json":
             self._spawn(self._answer(exchange))
+        elif path == b"/openapi.json":
+            exchange.respond(200, self._document, headers=HEADERS)
         elif path == b"/events" and exchange.method == b"GET":
             if len(self._viewers) >= MAX_VIEWERS:
                 exchange.fail(OverCapacity(f"{MAX_VIEWERS} pages are open"))

@@ -16,6 +16,7 @@ import msgspec
 from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown
 from calculet_core.shell.build import build
 from calculet_core.shell.telemetry import CONTENT_TYPE
+from calculet_core.tracing import parse_traceparent
 from calculet_core.wire import PROTOCOL, AliasView, BoardView, Piece
 from calculet_router import events
 from calculet_router.actions import Ticket
@@ -25,6 +26,7 @@ from calculet_router.lookups import Question, parse_detokenize, parse_tokenize
 from calculet_router.openai import Call, parse_chat, parse_switch, parse_text, parse_timeout_ms
 from calculet_router.openapi import document
 from calculet_router.shell.exchange import Exchange
+from calculet_router.shell.spans import Spans
 from calculet_router.sse import Answer, make_answer
 from calculet_router.tenants import Identity
 
@@ -33,6 +35,7 @@ QUESTIONS: dict[bytes, Callable[[bytes], Question]] = {b"/tokenize": parse_token
 MODELS = b"/v1/models"
 DEVICE_VERSIONS = ("device", "serial_hash", "runtime", "driver", "firmware", "power_mode")
 TIMING = b"x-calculet-timing"
+TRACEPARENT = b"traceparent"
 GET_HEAD = (b"GET", b"HEAD")
 _encode = msgspec.json.Encoder().encode
 
@@ -41,6 +44,7 @@ class App(Protocol):
     """What endpoints need of the process."""
 
     dispatcher: Dispatcher
+    spans: Spans | None
     draining: bool
     """SIGTERM was heard: what open connections bring is still served."""
     closed: bool
@@ -199,7 +203,12 @@ class Endpoints:
             self._fail(exchange, full)
             return
         label = None if exchange.label is None else exchange.label.decode()
-        app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label))
+        trace = None
+        if app.spans is not None:
+            trace = app.spans.context(headers.get(TRACEPARENT))
+        elif TRACEPARENT in headers:
+            trace = parse_traceparent(headers[TRACEPARENT])
+        app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label, trace))
 
     def _question(self, exchange: Exchange, path: bytes) -> None:
         if (identity := self._who(exchange)) is None:
@@ -238,7 +247,7 @@ class Endpoints:
             return
         dispatcher = self._app.dispatcher
         views = [view for view in dispatcher.aliases.views() if not dispatcher.tenants.forbids(identity.tenant, view.alias)]
-        data = [self._describe(view) for view in views if self._boards(view)]
+        data = [self._describe(view) for view in views if self._boards(view) or view.parks]
         exchange.respond(200, _encode({"object": "list", "data": data}))
 
     def _model(self, exchange: Exchange) -> None:
@@ -250,7 +259,7 @@ class Endpoints:
             self._fail(exchange, forbidden)
         elif isinstance(found, CalculetError):
             self._fail(exchange, found)
-        elif not self._boards(found):
+        elif not self._boards(found) and not found.parks:
             self._fail(exchange, NoReadyWorker(f"no worker is ready to serve {name!r}"))
         else:
             exchange.respond(200, _encode(self._describe(found)))
@@ -273,6 +282,7 @@ class Endpoints:
                 "profiles": view.profiles,
                 "capability": view.capability,
                 "backend": view.backend,
+                "state": "ready" if workers else "waits",
                 "generations": {worker.board: worker.view.generation for worker in workers},
             },
         }

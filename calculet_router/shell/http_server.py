@@ -42,7 +42,7 @@ class HttpServer:
         limited: Callable[[str], None],
         refused: Callable[[CalculetError], None],
     ) -> None:
-        self.config, self.handle, self.gone, self.limited, self.refused = config, handle, gone, limited, refused
+        self.handle, self.gone, self.limited, self.refused = handle, gone, limited, refused
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.draining = False
@@ -54,9 +54,14 @@ class HttpServer:
         self._addresses: Counter[str] = Counter()
         self._servers: list[asyncio.Server] = []
         self._dirty: list[Connection] = []
+        self.take_config(config)
+        self._sweep()
+
+    def take_config(self, config: RouterConfig) -> None:
+        """Other limits from now on; what a socket was given when it was opened stays its own."""
+        self.config = config
         times = (config.header_timeout_s, config.body_timeout_s, config.idle_timeout_s, config.write_timeout_s)
         self._sweep_s = min(*times, config.ping_interval_s, 4.0) / 4
-        self._sweep()
 
     async def listen(self, sockets: list[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Accept on bound sockets; references to the servers are kept. A handshake has the time of headers."""

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 from msgspec.structs import fields
-from prometheus_client.core import HistogramMetricFamily
-from prometheus_client.registry import Collector
 
 from calculet_core.clock import S
 from calculet_core.config import RouterConfig
 from calculet_core.errors import CalculetError
-from calculet_core.metrics import metrics_of
+from calculet_core.metrics import CONCURRENCY_CLASSES, OUTPUT_CLASSES, PROMPT_CLASSES, REQUEST_CLASSES, metrics_of
 from calculet_core.shell.telemetry import Collectors
 from calculet_router import actions
 
@@ -45,13 +43,17 @@ class RouterTelemetry:
         self._first = Times("calculet_router_ttft_seconds", self.collectors, constant)
         self._between = Times("calculet_router_tpot_seconds", self.collectors, constant)
         self._whole = Times("calculet_router_e2e_seconds", self.collectors, constant)
+        self.take_limits(config)
+
+    def take_limits(self, config: RouterConfig) -> None:
+        """Show what holds."""
         for field in fields(config):
             value = getattr(config, field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self.collectors("calculet_router_limit", limit=field.name).set(value)
 
-    def ended(self, action: actions.Ended, model: str) -> None:
-        """A call's end."""
+    def ended(self, action: actions.Ended, model: str, concurrency: int = 1) -> None:
+        """A call's end; `concurrency`: requests that were in flight until then, its own among them."""
         error = action.error
         status = str(error.http_status) if error is not None else "200" if action.outcome == "completed" else CLIENT_LEFT
         self._ended[model, action.outcome, status] += 1
@@ -72,11 +74,12 @@ class RouterTelemetry:
         if action.generated_tokens:
             self._tokens["calculet_router_generated_tokens", model] += action.generated_tokens
         if action.outcome == "completed":
+            classes = (model, _prompt(action.prompt_tokens), _output(action.generated_tokens), _concurrency(concurrency))
             if action.first_ns is not None:
-                self._first.observe(model, (action.first_ns - action.accepted_ns) / S)
+                self._first.observe(classes, (action.first_ns - action.accepted_ns) / S)
                 if action.choices == 1 and action.generated_tokens > 1:
-                    self._between.observe(model, (action.ended_ns - action.first_ns) / S / (action.generated_tokens - 1))
-            self._whole.observe(model, (action.ended_ns - action.accepted_ns) / S)
+                    self._between.observe(classes, (action.ended_ns - action.first_ns) / S / (action.generated_tokens - 1))
+            self._whole.observe(classes, (action.ended_ns - action.accepted_ns) / S)
 
     def error(self, error: CalculetError) -> None:
         """An error that a client got."""
@@ -121,25 +124,42 @@ class RouterTelemetry:
             kept.clear()
 
 
-class Times(Collector):
-    """A histogram of the catalogue with the label `model`, cheap to observe; it takes the place of the registry's own."""
+Classes = tuple[str, str, str, str]
+"""Values of `REQUEST_CLASSES`."""
+
+
+def _classifier(classes: Mapping[int | None, str]) -> Callable[[int], str]:
+    bounds, labels = [bound for bound in classes if bound is not None], list(classes.values())
+    return lambda value: labels[bisect_left(bounds, value)]
+
+
+_prompt, _output, _concurrency = map(_classifier, (PROMPT_CLASSES, OUTPUT_CLASSES, CONCURRENCY_CLASSES))
+
+
+class Times:
+    """A histogram of the catalogue with the labels `REQUEST_CLASSES`, cheap to observe and to tell; it replaces the registry's own.
+
+    A scrape is on the loop that serves: lines are made once for each set of classes, and a scrape only puts numbers behind them.
+    """
 
     def __init__(self, name: str, collectors: Collectors, constant: Mapping[str, str]) -> None:
         metric = metrics_of("router")[name]
-        self._name, self._help, self._bounds = name, metric.help, metric.buckets
-        self._constant = constant
-        self._counts: dict[str, list[int]] = {}
-        self._sums: dict[str, float] = {}
-        collectors.replace(name, self)
+        self._name, self._bounds, self._constant = name, metric.buckets, constant
+        self._head = f"# HELP {name} {metric.help}\n# TYPE {name} histogram\n".encode()
+        self._counts: dict[Classes, list[int]] = {}
+        self._sums: dict[Classes, float] = {}
+        self._lines: dict[Classes, bytes] = {}
+        collectors.replace(name, self.text)
 
-    def observe(self, model: str, seconds: float) -> None:
+    def observe(self, classes: Classes, seconds: float) -> None:
         """One more."""
-        counts = self._counts.get(model)
+        counts = self._counts.get(classes)
         if counts is None:
-            counts = self._counts[model] = [0] * (len(self._bounds) + 1)
-            self._sums[model] = 0.0
+            counts = self._counts[classes] = [0] * (len(self._bounds) + 1)
+            self._sums[classes] = 0.0
+            self._lines[classes] = self._template(classes)
         counts[bisect_left(self._bounds, seconds)] += 1
-        self._sums[model] += seconds
+        self._sums[classes] += seconds
 
     @property
     def bounds(self) -> tuple[float, ...]:
@@ -147,14 +167,25 @@ class Times(Collector):
         return self._bounds
 
     def sums(self) -> tuple[int, ...]:
-        """All models together."""
+        """All classes together."""
         return tuple(map(sum, zip(*self._counts.values(), strict=True))) or (0,) * (len(self._bounds) + 1)
 
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        """Of prometheus_client."""
-        family = HistogramMetricFamily(self._name, self._help, labels=["model", *self._constant])
-        for model, counts in self._counts.items():
-            bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-            buckets = list(zip(bounds, accumulate(counts), strict=True))
-            family.add_metric([model, *self._constant.values()], buckets, self._sums[model])
-        yield family
+    def text(self) -> bytes:
+        """As a scrape shows it."""
+        parts = [self._head]
+        for classes, counts in self._counts.items():
+            running = tuple(accumulate(counts))
+            parts.append(self._lines[classes] % (*running, running[-1], repr(self._sums[classes]).encode()))
+        return b"".join(parts)
+
+    def _template(self, classes: Classes) -> bytes:
+        """The lines of one set of classes, with places for its numbers. Aliases and names need no quoting."""
+
+        def line(suffix: str, **more: str) -> str:
+            labels = {**dict(zip(REQUEST_CLASSES, classes, strict=True)), **self._constant, **more}
+            inner = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items())).replace("%", "%%")
+            return f"{self._name}{suffix}{{{inner}}} "
+
+        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
+        lines = [line("_bucket", le=bound) + "%d.0\n" for bound in bounds]
+        return "".join([*lines, line("_count") + "%d.0\n", line("_sum") + "%b\n"]).encode()

@@ -16,18 +16,24 @@ import zmq
 
 from calculet_core import wire
 from calculet_core.errors import NoReadyWorker
+from calculet_core.shell.curve import CurveKeys
 from calculet_core.shell.link import Frames, Link, connect_dealer
 from calculet_router import events
 
 GREETING_S = 0.02
 """Between greetings that nobody has taken yet."""
 LAST_WORDS_S = 0.001
-"""From a process's end to saying so: what it sent just before is still on its way through ZeroMQ's thread."""
+"""From a process's end, or its last message, to saying so: what it sent just before is still on its way through ZeroMQ's thread."""
 log = logging.getLogger("calculet.worker_link")
 
 
 class WorkerLink:
-    """Feeds `events` of one worker; `bad` counts frames that are no message."""
+    """Feeds `events` of one worker; `bad` counts frames that are no message. `curve` has the keys for a tcp endpoint.
+
+    Raises:
+        ConfigError: the endpoint is tcp and there are no keys.
+        zmq.ZMQError: it is no endpoint.
+    """
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class WorkerLink:
         lease_s: float,
         feed: Callable[[events.Event], None],
         bad: Callable[[str], None],
+        curve: Callable[[], CurveKeys] | None = None,
     ) -> None:
         self.board, self.epoch = view.board, view.epoch
         self._incarnation, self._lease_s, self._feed, self._bad = incarnation, lease_s, feed, bad
@@ -47,7 +54,9 @@ class WorkerLink:
         self._outbox: list[wire.Submit | wire.Cancel | wire.Lookup] = []
         self._closed = False
         identity = b"r%08x-%08x" % (incarnation, view.epoch & 0xFFFFFFFF)
-        self._link: Link = connect_dealer(context, view.endpoint, self._on_frames, identity)
+        self._link: Link = connect_dealer(
+            context, view.endpoint, self._on_frames, identity, curve, lambda: bad("oversize")
+        )
         self._timer: asyncio.Handle = self._loop.call_soon(self._greet)
 
     def send(self, message: wire.Submit | wire.Cancel | wire.Lookup) -> None:
@@ -62,6 +71,12 @@ class WorkerLink:
         for message in outbox:
             if not send(encode(message)) and (unsent := unsent_event(self.board, self.epoch, message)) is not None:
                 self._feed(unsent)
+
+    def renew(self) -> None:
+        """Greet and renew the lease at once, before anything else is sent: the worker may have given us up."""
+        if not self._closed:
+            self._timer.cancel()
+            self._renew()
 
     def close(self) -> None:
         """Twice is fine."""
@@ -122,9 +137,15 @@ class WorkerLink:
     def _process_ended(self) -> None:
         self._unwatch()
         log.warning("board %s: worker process %d (epoch %d) ended", self.board, self._pid, self.epoch)
-        ended = events.WorkerEnded(self.board, self.epoch, "died")
         self._timer.cancel()
-        self._timer = self._loop.call_later(LAST_WORDS_S, self._feed, ended)
+        self._timer = self._loop.call_later(LAST_WORDS_S, self._last_words, self._link.received)
+
+    def _last_words(self, received: int) -> None:
+        """It is declared dead once nothing more of what it said comes out: much may have waited while this process stood still."""
+        if self._link.received > received:
+            self._timer = self._loop.call_later(LAST_WORDS_S, self._last_words, self._link.received)
+        else:
+            self._feed(events.WorkerEnded(self.board, self.epoch, "died"))
 
 
 def unsent_event(board: str, epoch: int, message: wire.Submit | wire.Cancel | wire.Lookup) -> events.Event | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from calculet_supervisor.commands.chaos import chaos
+from calculet_supervisor.commands.completion import completion
 from calculet_supervisor.commands.config import config
 from calculet_supervisor.commands.doctor import doctor
 from calculet_supervisor.commands.drain import drain
@@ -27,10 +29,11 @@ from calculet_supervisor.commands.up import up
 from calculet_supervisor.commands.upgrade import upgrade
 from calculet_supervisor.commands.usage import usage
 from calculet_supervisor.commands.version import version
+from calculet_supervisor.commands.wait import wait
 
 COMMANDS: tuple[click.Command, ...] = (
     init, doctor,
     up, status, top, events, explain, load, rollback, promote, unload, rollouts, generations, drain, resume, stop, start, restart,
-    reset, condemn, probation, breaker, release, pingpong, keys, usage, config, package, install, uninstall,
-    upgrade, support_bundle, version,
+    wait, reset, condemn, probation, breaker, release, pingpong, keys, usage, config, chaos, package, install, uninstall,
+    upgrade, support_bundle, completion, version,
 )  # fmt: skip

@@ -40,9 +40,41 @@ def config_option(command: F) -> F:
     )(command)  # fmt: skip
 
 
+def completed_by(name: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """Completion by a function of `completing`, which is imported when somebody completes."""
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+        from calculet_supervisor.commands import completing
+
+        found: list[str] = getattr(completing, name)(ctx, param, incomplete)
+        return found
+
+    return complete
+
+
 def board_argument(command: F) -> F:
     """The board's name."""
-    return click.argument("board")(command)
+    return click.argument("board", shell_complete=completed_by("boards"))(command)
+
+
+def alias_argument(command: F) -> F:
+    """A model's alias."""
+    return click.argument("alias", shell_complete=completed_by("aliases"))(command)
+
+
+def json_option(command: F) -> F:
+    """`--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="One JSON object.")(command)
+
+
+def say(answer: dict[str, Any], as_json: bool, words: str) -> None:
+    """The answer of a verb, for programs or for people."""
+    if as_json:
+        import json
+
+        click.echo(json.dumps({name: value for name, value in answer.items() if name != "ok"}, indent=2))
+    else:
+        click.echo(words)
 
 
 def end(code: int, message: str, hint: str | None = None) -> NoReturn:
@@ -76,3 +108,8 @@ def ask(fleet: Fleet, verb: str, **arguments: Any) -> dict[str, Any]:
         end(UNREACHABLE, error.message, error.hint)
     except ControlError as error:
         end(ExitCode.FAILURE, error.message, error.hint)
+
+
+def say_drain(what: str, limit_s: float, key: str, code: str) -> None:
+    """Before an act: how long running answers may still take, where that is configured, and how longer ones end."""
+    click.echo(f"{what}: running answers may take {limit_s:g} s more ({key}); longer ones end with the error {code}", err=True)

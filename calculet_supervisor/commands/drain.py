@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import ask, board_argument, config_option, open_fleet
-
-GLANCE_S = 0.2
+from calculet_supervisor.commands.common import ask, board_argument, config_option, json_option, open_fleet, say
+from calculet_supervisor.commands.wait import watch
 
 
 @click.command()
 @board_argument
 @config_option
-@click.option("--wait", is_flag=True, help="Return when nothing runs on the board any more.")
-def drain(board: str, config: Path, wait: bool) -> None:
+@click.option("--wait", "waits", is_flag=True, help="Show how far it is, and return when nothing runs on the board any more.")
+@json_option
+def drain(board: str, config: Path, waits: bool, as_json: bool) -> None:
     """Finish what runs on a board and send it nothing new, until `resume`; survives restarts."""
     fleet = open_fleet(config)
-    ask(fleet, "drain", board=board)
-    while wait:
-        row = next(row for row in ask(fleet, "status")["boards"] if row["board"] == board)
-        wait = row["state"] is not None and (not row["worker_draining"] or bool(row["active"] or row["waiting"]))
-        if wait:
-            time.sleep(GLANCE_S)
-    click.echo(f"{board} drains; `calculet resume {board}` lets it take requests again")
+    answer = ask(fleet, "drain", board=board)
+    if waits:
+        watch(fleet, board, "drained")
+    words = f"{board} drains; `calculet resume {board}` lets it take requests again"
+    if waits:
+        words = f"{board} is drained; `calculet resume {board}` lets it take requests again"
+    say(answer, as_json, words)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calculet_supervisor.commands.common import end
+from calculet_supervisor.commands.common import end, json_option, say
 
 if TYPE_CHECKING:
     from calculet_supervisor.shell.installing import Change
@@ -36,7 +36,8 @@ _force = click.option("--force", is_flag=True, help="Also files that somebody ha
 @_user
 @_dry_run
 @_force
-def install(prefix: str, root: Path, config: str, user: str, dry_run: bool, force: bool) -> None:
+@json_option
+def install(prefix: str, root: Path, config: str, user: str, dry_run: bool, force: bool, as_json: bool) -> None:
     """Install the systemd units, the polkit rule, the service user and the folders. Starts nothing.
 
     Run it again after an upgrade, or after a change of router.listen or of a drain time: what is right already is left alone.
@@ -56,7 +57,7 @@ def install(prefix: str, root: Path, config: str, user: str, dry_run: bool, forc
         warnings = installing.check_commands(root, prefix)
         changes = installing.plan_install(root, render(templates, installation), force=force)
         _refuse_edited(changes, "--force overwrites it")
-        _show(changes, dry_run)
+        _show(changes, dry_run, as_json)
         if not dry_run:
             installing.apply(changes)
             if at_host:
@@ -67,7 +68,7 @@ def install(prefix: str, root: Path, config: str, user: str, dry_run: bool, forc
         end(ExitCode.FAILURE, refusal.message, refusal.hint)
     for warning in warnings:
         click.echo(f"calculet: {warning}", err=True)
-    if at_host and not dry_run:
+    if at_host and not dry_run and not as_json:
         _say_what_is_next(config, changes)
 
 
@@ -76,7 +77,8 @@ def install(prefix: str, root: Path, config: str, user: str, dry_run: bool, forc
 @_config
 @_dry_run
 @_force
-def uninstall(root: Path, config: str, dry_run: bool, force: bool) -> None:
+@json_option
+def uninstall(root: Path, config: str, dry_run: bool, force: bool, as_json: bool) -> None:
     """Remove what `calculet install` wrote. Configuration, state, logs and the service user stay.
 
     Exit codes: 0 done (with --dry-run: shown), 1 refused.
@@ -95,7 +97,7 @@ def uninstall(root: Path, config: str, dry_run: bool, force: bool) -> None:
                 raise installing.Refusal(f"{', '.join(active)} {'runs' if len(active) == 1 else 'run'}", hint)
         changes = installing.plan_uninstall(root, places, force=force)
         _refuse_edited(changes, "--force removes it")
-        _show(changes, dry_run)
+        _show(changes, dry_run, as_json)
         warnings: list[str] = []
         if not dry_run:
             warnings += installing.run_all(installing.BEFORE_REMOVAL) if at_host and changes else []
@@ -117,9 +119,13 @@ def _refuse_edited(changes: list[Change], hint: str) -> None:
         raise Refusal(message, f"move the change into a drop-in, or {hint}")
 
 
-def _show(changes: list[Change], dry_run: bool) -> None:
+def _show(changes: list[Change], dry_run: bool, as_json: bool) -> None:
     from calculet_supervisor.shell.installing import Step
 
+    if as_json:
+        rows = [{"path": str(change.path), "step": str(change.step)} for change in changes]
+        say({"dry_run": dry_run, "changes": rows}, True, "")
+        return
     for change in changes:
         if change.step is not Step.KEEP:
             click.echo(f"{change.step} {change.path}")

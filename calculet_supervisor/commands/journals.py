@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from calculet_supervisor.commands.common import config_option, end, open_fleet
+from calculet_supervisor.commands.common import completed_by, config_option, end, open_fleet
 
 if TYPE_CHECKING:
     from calculet_core.history import Event
@@ -26,11 +25,13 @@ GLANCE_S = 0.2
 @config_option
 @click.option("--follow", "-f", is_flag=True, help="Go on as things happen, until Ctrl-C.")
 @click.option("--last", "-n", type=click.IntRange(0), default=40, show_default=True, help="How many to begin with.")
-@click.option("--board", help="Only of this board.")
+@click.option("--board", help="Only of this board.", shell_complete=completed_by("boards"))
 @click.option("--all", "everything", is_flag=True, help="Also every version of the fleet view.")
 @click.option("--json", "as_json", is_flag=True, help="The journals' own lines.")
 def events(config: Path, follow: bool, last: int, board: str | None, everything: bool, as_json: bool) -> None:
     """Show what happened to boards and models: faults, resets, exits, swaps, and who asked for what."""
+    from calculet_core.shell.journal import Tail
+
     fleet = open_fleet(config)
 
     def wanted(event: Event) -> bool:
@@ -41,7 +42,7 @@ def events(config: Path, follow: bool, last: int, board: str | None, everything:
             return False
         if event.event == history.FLEET_VIEW_PUBLISHED:
             return everything
-        return event.event.startswith("fleet.") or (event.event in OF_BOARDS and event.event != history.BOARD_LANE_LOST)
+        return event.event.startswith(("fleet.", "chaos.")) or (event.event in OF_BOARDS and event.event != history.BOARD_LANE_LOST)
 
     tails = [Tail(path) for path in _paths(fleet, requests=False)]
     found = sorted((event for tail in tails for event in tail.whole() if wanted(event)), key=lambda event: event.t)
@@ -62,7 +63,7 @@ def events(config: Path, follow: bool, last: int, board: str | None, everything:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def explain(request_id: str, config: Path, as_json: bool) -> None:
     """Tell what became of a request and why, step by step. REQUEST_ID is the server's id (`x-request-id`, or the `id` of the
-    answer), or the client's own label."""
+    answer), the client's own label, or the id of a trace (32 hexadecimal digits, or the whole `traceparent`)."""
     from calculet_core.errors import ExitCode
     from calculet_core.ids import request_id_text
     from calculet_supervisor.explaining import explain as tell
@@ -96,46 +97,6 @@ def explain(request_id: str, config: Path, as_json: bool) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ reading
-class Tail:
-    """A journal from its beginning (rotated files included), then what is added; a rotation in between loses nothing."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._rest = b""
-        self._open()
-
-    def whole(self) -> list[Event]:
-        """Everything up to now."""
-        older = (line for number in range(99, 0, -1) for line in _file_lines(self.path.with_name(f"{self.path.name}.{number}")))
-        return [*_decoded(older), *self.more()]
-
-    def more(self) -> list[Event]:
-        """What was added since."""
-        data = self._rest + self._file.read()
-        with suppress(OSError):
-            if self.path.stat().st_ino != self._inode:
-                data += self._file.read() + self._rotated()
-        *lines, self._rest = data.split(b"\n")
-        return list(_decoded(lines))
-
-    def _open(self) -> None:
-        self._file = self.path.open("rb")
-        self._inode = os.fstat(self._file.fileno()).st_ino
-
-    def _rotated(self) -> bytes:
-        """What was written to newer files than the one that is open; goes on with the newest."""
-        old = self._inode
-        self._file.close()
-        self._open()
-        newer = []
-        for number in range(1, 100):
-            path = self.path.with_name(f"{self.path.name}.{number}")
-            if not path.exists() or path.stat().st_ino == old:
-                break
-            newer.append(path.read_bytes())
-        return b"".join(reversed(newer)) + self._file.read()
-
-
 def _paths(fleet: Fleet, requests: bool) -> Iterator[Path]:
     """Journals that exist; those of routers only where requests are asked for."""
     for path in sorted(fleet.log_dir.glob("*.jsonl")):
@@ -165,7 +126,8 @@ def _decoded(lines: Iterable[bytes]) -> Iterator[Event]:
             yield decoder.decode(line)
 
 
-TOLD = tuple(b'{"event":"%s' % name for name in (b"fleet.", b"board.generation", b"board.fault", b"board.reset", b"board.golden"))
+_NAMES = (b"fleet.", b"chaos.", b"board.generation", b"board.fault", b"board.reset", b"board.golden")
+TOLD = tuple(b'{"event":"%s' % name for name in _NAMES)
 
 
 def _is_told(line: bytes) -> bool:
@@ -173,17 +135,22 @@ def _is_told(line: bytes) -> bool:
 
 
 def _requests(text: str, paths: list[Path]) -> list[int]:
-    """The request with that id, else those that bear it as a label."""
+    """The request with that id, else those that bear it as a label or belong to that trace."""
     from calculet_core.ids import parse_request_id
+    from calculet_core.tracing import parse_traceparent
 
     with suppress(ValueError):
         request = parse_request_id(text)
         marker = b'"request":%d,' % request
         if any(marker in line for path in paths for line in _lines(path)):
             return [request]
-    label = json.dumps(text).encode()
-    accepted = _decoded(line for path in paths if path.name.startswith("router") for line in _lines(path) if label in line)
-    return [event.request for event in accepted if event.request is not None and event.data.get("label") == text]
+    context = parse_traceparent(text)
+    found: list[int] = []
+    for name, value in (("label", text), ("trace", context.trace_id if context is not None else text)):
+        marker = json.dumps(value).encode()
+        accepted = _decoded(line for path in paths if path.name.startswith("router") for line in _lines(path) if marker in line)
+        found += [event.request for event in accepted if event.request is not None and event.data.get(name) == value]
+    return list(dict.fromkeys(found))
 
 
 def _show(found: Iterable[Event], as_json: bool) -> None:

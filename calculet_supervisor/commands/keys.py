@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calculet_supervisor.commands.common import config_option, end, open_fleet
+from calculet_supervisor.commands.common import completed_by, config_option, end, json_option, open_fleet, say
 
 if TYPE_CHECKING:
     from calculet_core.keys import KeyFile, KeyRecord
@@ -35,7 +35,7 @@ def keys() -> None:
 
 @keys.command()
 @config_option
-@click.argument("tenant")
+@click.argument("tenant", shell_complete=completed_by("tenants"))
 @click.option("--note", default="", help="For the list: who has it, what for.")
 @click.option("--expires-days", type=click.FloatRange(min=0, min_open=True), help="When it ends by itself; default: never.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: id, key, tenant, expires_s.")
@@ -45,7 +45,7 @@ def create(config: Path, tenant: str, note: str, expires_days: float | None, as_
     known = [one.name for one in fleet.config.tenants]
     if tenant not in known:
         message = f"no tenant {tenant!r} in {fleet.path} (tenants: {', '.join(known)})"
-        end(1, message, "add it under `tenants` and restart the fleet")
+        end(1, message, "add it under `tenants`, then `calculet config apply`")
     expires_s = None if expires_days is None else int(time.time() + expires_days * DAY_S)
     record, key = _new(tenant, note, expires_s)
     first = not fleet.keys.exists()
@@ -96,7 +96,7 @@ def list_keys(config: Path, everything: bool, as_json: bool) -> None:
 
 @keys.command()
 @config_option
-@click.argument("key_id")
+@click.argument("key_id", shell_complete=completed_by("key_ids"))
 @click.option(
     "--grace-hours", type=click.FloatRange(min=0), default=24.0, show_default=True,
     help="How long the old key still works; 0: it ends now.",
@@ -128,8 +128,9 @@ def rotate(config: Path, key_id: str, grace_hours: float, as_json: bool) -> None
 
 @keys.command()
 @config_option
-@click.argument("key_id")
-def revoke(config: Path, key_id: str) -> None:
+@click.argument("key_id", shell_complete=completed_by("key_ids"))
+@json_option
+def revoke(config: Path, key_id: str, as_json: bool) -> None:
     """End KEY_ID now. Requests that are being answered are finished; new ones get 401."""
     from msgspec.structs import replace
 
@@ -142,8 +143,34 @@ def revoke(config: Path, key_id: str) -> None:
         return _with(found, tuple(revoked if one.id == old.id else one for one in found.keys))
 
     changed = _change(fleet, change)
-    click.echo(f"{key_id} is revoked")
+    say({"id": key_id, "revoked_s": now_s, "version": changed.version}, as_json, f"{key_id} is revoked")
     _say_in_force(fleet, changed.version)
+
+
+@keys.command()
+@config_option
+@click.option("--force", is_flag=True, help="Replace the keys that are there; then restart workers and routers.")
+def curve(config: Path, force: bool) -> None:
+    """Make the keys with which routers and workers speak over TCP (boards that have `listen`).
+
+    Unix sockets need none. A router on another host gets router.secret, router.public and worker.public, over a safe way.
+    """
+    from calculet_core.errors import ConfigError, ExitCode
+    from calculet_core.shell.curve import make_curve_keys
+    from calculet_core.shell.fleet import make_folders
+
+    fleet = open_fleet(config)
+    if fleet.curve.exists() and not force:
+        end(1, f"{fleet.curve} is there already", "--force replaces its keys")
+    try:
+        make_folders(fleet)
+        written = make_curve_keys(fleet.curve)
+    except ConfigError as error:
+        end(ExitCode.CONFIG, str(error))
+    except OSError as error:
+        end(ExitCode.FAILURE, f"{fleet.curve}: {error.strerror}", "run as the user that Calculet runs as, or as root")
+    for path in written:
+        click.echo(path)
 
 
 # ---------------------------------------------------------------- the file

@@ -1,4 +1,4 @@
-"""`calculet package build|prove|sign|verify|show`: signed model packages."""
+"""`calculet package build|prove|derive-profiles|sign|verify|show`: signed model packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import end
+from calculet_supervisor.commands.common import end, json_option, say
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -42,10 +42,21 @@ def prove(folder: Path, options: tuple[str, ...]) -> None:
     sys.exit(subprocess.run([sys.executable, "-m", "calculet_worker", "prove", str(folder), *options], check=False).returncode)
 
 
+@package.command("derive-profiles", context_settings={"ignore_unknown_options": True})
+@click.argument("folder", type=FOLDER)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def derive_profiles(folder: Path, options: tuple[str, ...]) -> None:
+    """Measure on the device from how many sequences on each batch profile pays (`calculet-worker derive-profiles`, which explains
+    OPTIONS); prints `batch.profiles` and `batch.thresholds` for a scheduler file."""
+    command = [sys.executable, "-m", "calculet_worker", "derive-profiles", str(folder), *options]
+    sys.exit(subprocess.run(command, check=False).returncode)
+
+
 @package.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--key", required=True, type=FILE, help="Private Ed25519 key (PEM).")
-def sign(folder: Path, key: Path) -> None:
+@json_option
+def sign(folder: Path, key: Path, as_json: bool) -> None:
     """Sign a package; a signature that is there is replaced."""
     from calculet_core.artifact import MANIFEST_NAME, SIGNATURE_NAME, key_id, sign_manifest
     from calculet_core.errors import ArtifactError, ExitCode
@@ -60,13 +71,15 @@ def sign(folder: Path, key: Path) -> None:
         end(ExitCode.FAILURE, f"{error.filename}: {error.strerror}")
     except ArtifactError as error:
         end(ExitCode.FAILURE, str(error), "`calculet-worker keygen DIR` makes a key" if str(error).startswith(f"{key}:") else None)
-    click.echo(f"{folder}: digest {digest[:12]} signed by key {key_id(private.public_key())}")
+    signer = key_id(private.public_key())
+    say({"folder": str(folder), "digest": digest, "key": signer}, as_json, f"{folder}: digest {digest[:12]} signed by key {signer}")
 
 
 @package.command()
 @click.argument("folder", type=FOLDER)
 @click.option("--trust", "trusted", required=True, multiple=True, type=FILE, help="Trusted public key (PEM); may be repeated.")
-def verify(folder: Path, trusted: tuple[Path, ...]) -> None:
+@json_option
+def verify(folder: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
     """Verify a package: path, signature, every file's hash, manifest."""
     from calculet_core.errors import ArtifactError, ConfigError, ExitCode
     from calculet_core.shell.packages import load_keys, verify_package
@@ -76,7 +89,11 @@ def verify(folder: Path, trusted: tuple[Path, ...]) -> None:
     except (ArtifactError, ConfigError) as error:
         end(ExitCode.FAILURE, str(error))
     manifest = found.manifest
-    click.echo(f"{folder}: {manifest.name} {manifest.version}, digest {found.digest[:12]}, signed by key {found.verified_by}: good")
+    answer = {
+        "folder": str(folder), "name": manifest.name, "version": manifest.version, "digest": found.digest, "key": found.verified_by,
+    }  # fmt: skip
+    words = f"{folder}: {manifest.name} {manifest.version}, digest {found.digest[:12]}, signed by key {found.verified_by}: good"
+    say(answer, as_json, words)
 
 
 @package.command()

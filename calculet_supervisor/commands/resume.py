@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import ask, board_argument, config_option, open_fleet
+from calculet_supervisor.commands.common import ask, board_argument, config_option, json_option, open_fleet, say
 
 
 @click.command()
 @board_argument
 @config_option
-def resume(board: str, config: Path) -> None:
+@json_option
+def resume(board: str, config: Path, as_json: bool) -> None:
     """Let a drained board take requests again."""
-    ask(open_fleet(config), "resume", board=board)
-    click.echo(f"{board} takes requests again")
+    say(ask(open_fleet(config), "resume", board=board), as_json, f"{board} takes requests again")

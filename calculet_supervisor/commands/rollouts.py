@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calculet_supervisor.commands.common import ask, config_option, end, open_fleet
+from calculet_supervisor.commands.common import (
+    alias_argument,
+    ask,
+    completed_by,
+    config_option,
+    end,
+    json_option,
+    open_fleet,
+    say,
+    say_drain,
+)
+from calculet_supervisor.commands.wait import watch
 
 if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
@@ -56,7 +67,7 @@ def capacity_options(command: Any) -> Any:
 
 
 @click.command()
-@click.argument("alias")
+@alias_argument
 @click.argument("package", type=click.Path(path_type=Path, file_okay=False))
 @config_option
 @click.option("--canary", type=Percent(), default="0", help="Share of new requests that the new artifact gets first, e.g. 10%.")
@@ -70,49 +81,56 @@ def load(alias: str, package: Path, config: Path, **options: Any) -> None:
     """
     fleet = open_fleet(config)
     where = package.resolve()
+    _say_drain(fleet, "each board that moves")
     _confirm(options.pop("yes"), f"Move {alias} to {where}?")
     _run(fleet, "load", options, alias=alias, package=str(where))
 
 
 @click.command()
-@click.argument("alias")
+@alias_argument
 @config_option
 @capacity_options
 @follow_options
 def rollback(alias: str, config: Path, **options: Any) -> None:
     """Move ALIAS back to the artifact before; a rollout that is under way is turned round."""
     fleet = open_fleet(config)
+    _say_drain(fleet, "each board that moves")
     _confirm(options.pop("yes"), f"Move {alias} back?")
     _run(fleet, "rollback", options, alias=alias)
 
 
 @click.command()
-@click.argument("alias")
+@alias_argument
 @config_option
-def promote(alias: str, config: Path) -> None:
+@json_option
+def promote(alias: str, config: Path, as_json: bool) -> None:
     """Let the canary of ALIAS go on at once."""
     answer = ask(open_fleet(config), "promote", alias=alias)
-    click.echo(f"the canary of {alias} goes on (rollout {answer['rollout']})")
+    say(answer, as_json, f"the canary of {alias} goes on (rollout {answer['rollout']})")
 
 
 @click.command()
-@click.argument("alias")
+@alias_argument
 @config_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--detach", is_flag=True, help="Return once it is decided and cannot be lost.")
-def unload(alias: str, config: Path, yes: bool, detach: bool) -> None:
-    """Drain and empty the boards of ALIAS: it answers 503 until it is loaded again."""
+@json_option
+def unload(alias: str, config: Path, yes: bool, detach: bool, as_json: bool) -> None:
+    """Drain and empty the boards of ALIAS: it answers 503 until it is loaded again.
+
+    Progress is on stderr; after --detach or Ctrl-C, `calculet wait BOARD --for empty` watches a board again.
+    """
     fleet = open_fleet(config)
+    _say_drain(fleet, "each board")
     _confirm(yes, f"{alias} will answer 503 until it is loaded again. Unload it?")
-    boards = ask(fleet, "unload", alias=alias)["boards"]
-    while not detach and (left := _held(fleet, boards)):
-        time.sleep(GLANCE_S)
-        del left
-    click.echo(f"{alias} is unloaded" if not detach else f"{alias} is being unloaded")
+    answer = ask(fleet, "unload", alias=alias)
+    for board in () if detach else answer["boards"]:
+        watch(fleet, board, "empty")
+    say(answer, as_json, f"{alias} is unloaded" if not detach else f"{alias} is being unloaded")
 
 
 @click.command()
-@click.argument("number", required=False, type=int)
+@click.argument("number", required=False, type=int, shell_complete=completed_by("rollouts"))
 @config_option
 @click.option("--follow", "-f", is_flag=True, help="Watch it until its end.")
 @click.option("--json", "as_json", is_flag=True, help="JSON.")
@@ -143,6 +161,10 @@ def _confirm(yes: bool, question: str) -> None:
     click.confirm(question, abort=True, err=True)
 
 
+def _say_drain(fleet: Fleet, what: str) -> None:
+    say_drain(what, fleet.config.rollout.drain_timeout_ms / 1000, "rollout.drain_timeout_ms", "model_draining")
+
+
 def _run(fleet: Fleet, verb: str, options: dict[str, Any], **arguments: Any) -> None:
     detach, as_json = options.pop("detach"), options.pop("as_json")
     answer = ask(fleet, verb, **arguments, **options)
@@ -156,6 +178,14 @@ def _run(fleet: Fleet, verb: str, options: dict[str, Any], **arguments: Any) -> 
 
 def _follow(fleet: Fleet, number: int, as_json: bool) -> None:
     """Until its end; the exit code says how it went. A supervisor that restarts meanwhile is waited for."""
+    try:
+        _follow_to_its_end(fleet, number, as_json)
+    except KeyboardInterrupt:
+        click.echo(f"calculet: it goes on; `calculet rollouts {number} --follow` watches it again", err=True)
+        sys.exit(130)
+
+
+def _follow_to_its_end(fleet: Fleet, number: int, as_json: bool) -> None:
     from calculet_core.shell.control_client import ControlError, SupervisorUnreachable, call
 
     shown, away_since = 0, None
@@ -202,9 +232,3 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         click.echo(f"{row['id']:>4}  {begun}  {row['verb']:<8} {row['alias']} -> {to}  {row['state']}{tail}")
     if not rows:
         click.echo("no rollout yet")
-
-
-def _held(fleet: Fleet, boards: list[str]) -> list[str]:
-    """Boards that still hold something."""
-    rows = ask(fleet, "generations")["boards"]
-    return [row["board"] for row in rows if row["board"] in boards and row["generation"] is not None]

@@ -1,4 +1,4 @@
-"""`calculet start BOARD`."""
+"""`calculet start BOARD [--wait]`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import ask, board_argument, config_option, open_fleet
+from calculet_supervisor.commands.common import ask, board_argument, config_option, json_option, open_fleet, say
+from calculet_supervisor.commands.wait import watch
 
 
 @click.command()
 @board_argument
 @config_option
-def start(board: str, config: Path) -> None:
+@click.option("--wait", "waits", is_flag=True, help="Show how far it is, and return when it serves.")
+@json_option
+def start(board: str, config: Path, waits: bool, as_json: bool) -> None:
     """Let a stopped board's worker run again."""
-    ask(open_fleet(config), "start", board=board)
-    click.echo(f"{board} is started")
+    fleet = open_fleet(config)
+    answer = ask(fleet, "start", board=board)
+    if waits:
+        watch(fleet, board, "ready")
+    words = f"{board} is ready" if waits else f"{board} is started"
+    say(answer, as_json, words)

@@ -79,6 +79,7 @@ def render(answer: dict[str, Any]) -> Group:
         wrong.insert(0, f"[red]automatic action is stopped[/]: {escape(answer['breaker'])} (calculet breaker --close)")
     for one in answer.get("rollouts", ()):
         wrong.append(f"[yellow]rollout {one['id']}[/] of {escape(one['alias'])}: {one['state']}, {escape(one['text'])}")
+    wrong += [f"[yellow]{escape(row['board'])}[/]: {escape(_turns(row))}" for row in answer["boards"] if row.get("time_shared")]
     parts: list[Any] = [_boards(answer["boards"]), _routers(answer["routers"])]
     return Group(*parts, *(Text.from_markup(line) for line in wrong))
 
@@ -132,6 +133,13 @@ def _trouble(row: dict[str, Any]) -> str:
     if row["process"] == "QUARANTINED" and row["retry_in_s"] is None:
         retry = f"; `calculet restart {row['board']}` tries again"
     return f"{row['why']}{retry}"
+
+
+def _turns(row: dict[str, Any]) -> str:
+    shared = row["time_shared"]
+    waiting = [f"{found['requests']} for {alias} since {found['oldest_s']:.0f} s" for alias, found in shared["waiting"].items()]
+    others = ", ".join(alias for alias in shared["aliases"] if alias != shared["resident"])
+    return f"turn of {shared['resident']}, shared with {others or 'nobody'}; waiting: {', '.join(waiting) or 'none'}"
 
 
 def _show(value: Any) -> str:

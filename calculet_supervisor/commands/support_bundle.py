@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import config_option, end, open_fleet
+from calculet_supervisor.commands.common import config_option, end, json_option, open_fleet, say
 
 
 @click.command("support-bundle")
@@ -18,7 +18,8 @@ from calculet_supervisor.commands.common import config_option, end, open_fleet
     help="The archive.",
 )  # fmt: skip
 @click.option("--max-mib", type=click.IntRange(1, 4096), default=64, show_default=True, help="Most that goes in, uncompressed.")
-def support_bundle(config: Path, output: Path | None, max_mib: int) -> None:
+@json_option
+def support_bundle(config: Path, output: Path | None, max_mib: int, as_json: bool) -> None:
     """Put what a supporter needs into one archive: status, configuration, stacks, crash bundles, logs, journals, metrics, versions.
 
     Works with any process down. It holds no prompts, no answers and no keys; values in the configuration whose names sound like
@@ -36,4 +37,5 @@ def support_bundle(config: Path, output: Path | None, max_mib: int) -> None:
         end(ExitCode.FAILURE, f"{path}: {error.strerror or error}", "name another place with --output")
     for name, reason in missing.items():
         click.echo(f"calculet: not in it: {name}: {reason}", err=True)
-    click.echo(f"{path} ({path.stat().st_size / 1024:.0f} KiB)")
+    size = path.stat().st_size
+    say({"path": str(path), "bytes": size, "missing": missing}, as_json, f"{path} ({size / 1024:.0f} KiB)")

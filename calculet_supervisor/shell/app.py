@@ -13,26 +13,31 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import zmq
 
 from calculet_core import history, wire
-from calculet_core.artifact import Package
+from calculet_core.artifact import Package, sha256_hex
 from calculet_core.clock import S
 from calculet_core.config import RecoveryConfig
-from calculet_core.shell.death_pipe import VARIABLE, watch_death_pipe
+from calculet_core.shell.death_pipe import STARTED, VARIABLE, watch_death_pipe
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
+from calculet_core.shell.process import is_shortage
 from calculet_core.shell.sd_notify import sd_notify, watchdog_interval_s
 from calculet_core.shell.stacks import can_dump
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
+from calculet_supervisor.shell.chaos import ChaosVerbs
+from calculet_supervisor.shell.config_verbs import ConfigVerbs
+from calculet_supervisor.shell.configuring import Configuring
 from calculet_supervisor.shell.control import serve_control
 from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.launchers import Launcher
@@ -45,11 +50,12 @@ from calculet_supervisor.shell.reloading import may_reload
 from calculet_supervisor.shell.rollout_verbs import RolloutVerbs
 from calculet_supervisor.shell.rollouts import Rollouts
 from calculet_supervisor.shell.sightings import Sightings
-from calculet_supervisor.shell.spending import Spending
+from calculet_supervisor.shell.spending import Asides, Spending
 from calculet_supervisor.shell.status import outlook
 from calculet_supervisor.shell.store import Memory, Store, Wanted
 from calculet_supervisor.shell.sweeping import epochs_begun, sweep_dead
 from calculet_supervisor.shell.telemetry import Telemetry
+from calculet_supervisor.shell.time_sharing import TimeSharing
 from calculet_supervisor.shell.verbs import Verbs
 from calculet_supervisor.world import (
     NOTHING_SEEN,
@@ -64,6 +70,7 @@ from calculet_supervisor.world import (
     Note,
     Publish,
     Send,
+    SetAside,
     Spawn,
     Terminate,
 )
@@ -85,13 +92,14 @@ class Supervisor:
     def __init__(self, fleet: Fleet, packages: dict[str, Package], store: Store, memory: Memory) -> None:
         config, self._loop = fleet.config, asyncio.get_running_loop()
         self.fleet, self.store, self.wanted = fleet, store, dict(memory.boards)
-        self._spending = Spending(store)
+        self._spending, self._asides = Spending(store), Asides(store)
         self.sightings = Sightings()
         self.sightings.generation = max((board.generation for board in memory.view.boards), default=0)
         self.resets = Resets({board.name: reset_limit(fleet, board.name) for board in config.boards}, _spends(memory, "reset"))
         self.reconciler = Reconciler(
-            config.supervision, self.resets, random.Random(), memory.view, _spends(memory, "restart")
-        )
+            config.supervision, self.resets, random.Random(), memory.view, _spends(memory, "restart"), memory.asides,
+            _fingerprint(fleet, packages),
+        )  # fmt: skip
         self.view = memory.view
         self.started_s = time.monotonic()
         self.reloads = False
@@ -102,8 +110,10 @@ class Supervisor:
         self._crashes = CrashBundles(fleet)
         self._telemetry = Telemetry(self.reconciler, self.sightings, self._crashes, config)
         self.reconciler.attribution.failures = list(memory.failures)
+        self.time_sharing = TimeSharing(self, memory)
         self.rollouts = Rollouts(self, packages, memory)
         self.recovery = Recovery(self, memory)
+        self.configuring = Configuring(self, memory)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._ended: asyncio.Future[bool] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,10 +122,11 @@ class Supervisor:
         self._wakeup: asyncio.TimerHandle | None = None
         self._told: dict[str, Any] = {}
         self._awake_ns = time.monotonic_ns()
-        self._performers: dict[type[Any], Callable[[Any], None]] = {
+        self._performers: dict[type[Any], Callable[[Any], object]] = {
             Spawn: self._spawn, Terminate: lambda action: self._launcher.stop(action.board), Abort: self._abort, Kill: self._kill,
             Load: lambda action: self.begin(self._load(action)), Grant: lambda action: self.begin(self._grant(action)),
             Send: lambda action: self.send(action.board, action.message), Publish: self._publish, Note: self.note,
+            SetAside: lambda action: self.begin(self._asides.save(action.board, action.aside)),
         }  # fmt: skip
 
     async def run(self) -> None:
@@ -132,15 +143,19 @@ class Supervisor:
         for board, pid in alive.items():
             self.sightings.started(board, pid)
         self._link: Link = bind_router(
-            self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger")
+            self._context, self.fleet.supervisor_socket, self._from_peer, lambda: self._telemetry.bad_message("stranger"),
+            lambda: self._telemetry.bad_message("oversize"),
         )
         verbs = Verbs(self)
-        table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table()}
+        chaos = ChaosVerbs(self, self._journal)
+        table = {**verbs.table(), **RolloutVerbs(self).table(), **RecoveryVerbs(self, verbs).table(), **chaos.table()}
+        table |= ConfigVerbs(self).table()
         control = await serve_control(self.fleet.control_socket, table, lambda: self._telemetry.bad_message("control"))
         metrics_path = self.fleet.metrics_socket("supervisor")
         metrics = await serve_metrics(metrics_path, self._exposition)
         self._sees = True
         self.begin(self.rollouts.keep())
+        self.begin(self.configuring.begin())
         self._every(TICK_S, self._tick)
         self._every(STORE_RETRY_S, self._settle_spends)
         if watchdog := watchdog_interval_s():
@@ -176,7 +191,7 @@ class Supervisor:
         condemned = {board: self.wanted.get(board, Wanted()).condemned is not None for board in self.boards}
         is_open = self.recovery.breaker.reason is not None
         return self._telemetry.exposition(
-            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open
+            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open, self.time_sharing.residents()
         )
 
     def _end(self, keeper_gone: bool) -> None:
@@ -186,12 +201,19 @@ class Supervisor:
 
     def _reload(self) -> None:
         if not self._ended.done() and may_reload(self.fleet.path, self.rollouts.versions):
-            self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
-            self._end(False)
+            self.be_born_again()
+
+    def be_born_again(self) -> None:
+        """End, and come back with what the configuration's file says now."""
+        self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
+        self._end(False)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A bug ends this process: its successor sees everything afresh, which is better than to go on half blind."""
         error = context.get("exception") or RuntimeError(context.get("message"))
+        if is_shortage(error):
+            log.error("%s: %s", context.get("message"), error)
+            return
         if not self._ended.done():
             self._ended.set_exception(error)
 
@@ -207,8 +229,9 @@ class Supervisor:
         placement, swap = self.rollouts.placement(board)
         return BoardWish(
             placement, wanted.up and wanted.condemned is None, wanted.draining, wanted.min_epoch, swap,
-            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0, wanted.probation,
-            wanted.reset_generation, self.fleet.board(board).pool or "",
+            config.rollout.drain_timeout_ms, config.recall.probation_weight if wanted.probation else 1.0,
+            wanted.probation and not wanted.probation_reset, wanted.reset_generation, self.fleet.board(board).pool or "",
+            wanted.probation,
         )  # fmt: skip
 
     def out(self, board: str) -> str | None:
@@ -272,7 +295,7 @@ class Supervisor:
                 log.debug("board %s: a report of pid=%d was ignored: not its worker", message.board, message.pid)
         elif isinstance(message, wire.RouterReport):
             self.sightings.heard_router(identity, message, now_ns)
-            if self.rollouts.live:
+            if self.rollouts.live or message.waiting:
                 self.decide_soon()
             if message.view_version < self.view.version:
                 self._link.send([identity, *wire.encode(self.view)])
@@ -305,9 +328,12 @@ class Supervisor:
         if not self._sees or self._ended.done():
             return  # before the launcher's list, a living worker would look like none
         now_ns = time.monotonic_ns()
-        actions: list[Action] = self.reconciler.decide(self._desired(), self.sightings.observed(), now_ns)
+        desired = self._desired()
+        actions: list[Action] = self.reconciler.decide(desired, self.sightings.observed(), now_ns)
         self.recovery.tick(now_ns)
+        self.time_sharing.tick(now_ns)
         self.rollouts.tick(now_ns)
+        self.configuring.tick(now_ns)
         for action in actions:
             self._performers[type(action)](action)
         if self._wakeup is not None:
@@ -316,22 +342,25 @@ class Supervisor:
         at_ns = self.reconciler.next_wakeup_ns()
         if at_ns is not None and (wait_ns := at_ns - time.monotonic_ns()) < TICK_S * S:
             self._wakeup = self._loop.call_later(max(0, wait_ns) / S, self._decide)
-        self._tell()
+        self._tell(desired.boards)
 
-    def _tell(self) -> None:
+    def _tell(self, wishes: Mapping[str, BoardWish]) -> None:
         lives, boards = self.reconciler.lives, self.sightings.boards
-        told = {board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN), self._aside(board)) for board in self.boards}
+        told = {
+            board: outlook(lives.get(board), boards.get(board, NOTHING_SEEN), self._aside(board, wish))
+            for board, wish in wishes.items()
+        }
         if told != self._told:
             self._told = told
             self._launcher.tell(told)
             ready = sum(board["state"] == "ready" for board in told.values())
             sd_notify(f"STATUS={ready} of {len(told)} boards ready")
 
-    def _aside(self, board: str) -> str | None:
+    def _aside(self, board: str, wish: BoardWish) -> str | None:
         """Why nobody needs to wait for the board at a start; None: it is to serve."""
-        if not self.wish(board).up:
+        if not wish.up:
             return self.out(board)
-        return "its model is unloaded" if self.rollouts.placement(board)[0] is None else None
+        return "its model is unloaded" if wish.placement is None else None
 
     # ---------------------------------------------------------------- doing
     def _spawn(self, action: Spawn) -> None:
@@ -375,12 +404,24 @@ class Supervisor:
     def _settle_spends(self) -> None:
         if self._spending.owes:
             self.begin(self._spending.settle_all())
+        if self._asides.owes:
+            self.begin(self._asides.settle_all())
 
-    def send(self, board: str, message: wire.Message) -> None:
+    def send(self, board: str, message: wire.Message) -> bool:
         """To a board's worker, if it is connected."""
         identity = self.sightings.identities.get(board)
-        if identity is None or not self._link.send([identity, *wire.encode(message)]):
-            log.warning("board %s: %s could not be sent", board, type(message).__name__)
+        if identity is not None and self.send_to(identity, message):
+            return True
+        log.warning("board %s: %s could not be sent", board, type(message).__name__)
+        return False
+
+    def send_to(self, identity: bytes, message: wire.Message) -> bool:
+        """To a worker or router, if it is connected."""
+        return self._link.send([identity, *wire.encode(message)])
+
+    def chaos_ordered(self, fault: str) -> None:
+        """An administrator has ordered a fault."""
+        self._telemetry.chaos_ordered(fault)
 
     def _publish(self, action: Publish) -> None:
         """The latest wins; versions that nobody needs are skipped."""
@@ -432,10 +473,17 @@ class Supervisor:
 
 
 def reset_limit(fleet: Fleet, board: str) -> int:
-    """`max_resets_per_10min` of the board's model where its scheduler file says something, else the fleet's."""
-    scheduler = fleet.scheduler_of(fleet.model_of(board).alias)
-    own = scheduler.recovery if scheduler else RecoveryConfig()
-    return (own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min
+    """`max_resets_per_10min` of the board's model where its scheduler file says something, else the fleet's; the least of them."""
+    schedulers = [fleet.scheduler_of(model.alias) for model in fleet.models_of(board)]
+    found = [scheduler.recovery if scheduler else RecoveryConfig() for scheduler in schedulers]
+    return min((own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min for own in found)
+
+
+def _fingerprint(fleet: Fleet, packages: dict[str, Package]) -> str:
+    """Another one: workers in quarantine are worth another try. `calculet up` is an operator's word like a changed file."""
+    known = [fleet.fingerprint(), version("calculet"), os.environ.get(STARTED, "")]
+    known += [package.digest for package in packages.values()]
+    return sha256_hex("\n".join(known).encode())
 
 
 def _spends(memory: Memory, kind: str) -> dict[str, list[int]]:

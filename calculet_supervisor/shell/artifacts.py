@@ -54,7 +54,10 @@ class ArtifactStore:
         temporary = self._empty(digest)
         try:
             _copy(source, temporary)
-            found = verify_package(temporary, keys)
+            try:
+                found = verify_package(temporary, keys)
+            except ArtifactError as error:  # people know where they put it, not where it was copied to
+                raise ArtifactError(str(error).replace(str(temporary), str(source))) from None
             if found.digest != digest:
                 raise ArtifactError(f"{source}: it changed while it was copied")
             self._settle(temporary, digest)

@@ -13,8 +13,10 @@ from typing import Any
 from calculet_core.artifact import Package
 from calculet_core.config import ModelConfig, boards_of
 from calculet_core.errors import ArtifactError, ConfigError
+from calculet_core.shell.curve import ROLES, read_curve_keys
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package, verify_package
+from calculet_core.shell.spans import check_tracing
 from calculet_supervisor.rollout import AliasVersion
 from calculet_supervisor.shell.artifacts import ArtifactStore, artifacts_of
 
@@ -32,7 +34,11 @@ def find_problems(fleet: Fleet) -> list[str]:
             problems.append(f"{prefix}{error}")
             return None
 
+    attempt(check_tracing, fleet.config.tracing, prefix=f"{fleet.path}: ")
     keys = attempt(load_keys, [fleet.resolve(path) for path in fleet.config.trusted_keys])
+    if any(board.listen is not None for board in fleet.config.boards):
+        for role in ROLES:
+            attempt(read_curve_keys, fleet.curve, role)
     for index, model in enumerate(fleet.config.models):
         known = len(problems)
         attempt(fleet.scheduler_of, model.alias)

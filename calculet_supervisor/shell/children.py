@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from calculet_core.shell.death_pipe import VARIABLE
+from calculet_core.shell.death_pipe import STARTED, VARIABLE
 from calculet_core.shell.sd_notify import STRIPPED
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -73,31 +73,59 @@ class Children:
     def __init__(self, log_dir: Path) -> None:
         self._log_dir = log_dir
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
+        self._started = f"{os.getpid()}-{time.monotonic_ns()}"
         self._by_pid: dict[int, Child] = {}
         become_subreaper()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
-    def start(self, name: str, log_name: str, command: Sequence[str]) -> Child:
-        """Start a process.
+    @property
+    def death_pipe(self) -> int:
+        """The read end, for a child that is not started here."""
+        return self._read_end
+
+    def open_log(self, name: str) -> tuple[int, int]:
+        """(descriptor, its size now) of a log that is written on; a large one is put aside first.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        path = self._path(name)
+        if path.exists() and path.stat().st_size > LOG_BYTES:
+            path.rename(path.with_name(f"{path.name}.1"))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        return fd, os.fstat(fd).st_size
+
+    def start(self, name: str, log_name: str, command: Sequence[str], more_fds: Sequence[int] = ()) -> Child:
+        """Start a process, with `more_fds` open in it.
 
         Raises:
             OSError: it cannot be started.
         """
-        path = self._log_dir / f"{log_name}.log"
-        if path.exists() and path.stat().st_size > LOG_BYTES:
-            path.rename(path.with_name(f"{path.name}.1"))
         environment = {key: value for key, value in os.environ.items() if key not in STRIPPED}
-        environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1"}
-        with path.open("ab") as log:
-            log_start = log.tell()
+        environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1", STARTED: self._started}
+        output, log_start = self.open_log(log_name)
+        try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                pass_fds=(self._read_end,), start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
+                pass_fds=(self._read_end, *more_fds), start_new_session=True,
             )  # fmt: skip
-            child = Child(name, process.pid, path, log_start)
+        finally:
+            os.close(output)
         process.returncode = 0  # reaped here, not by Popen
-        self._by_pid[child.pid] = child
+        return self.adopt(name, log_name, process.pid, log_start)
+
+    def adopt(self, name: str, log_name: str, pid: int, log_start: int) -> Child:
+        """A process that is a child of this one already: started here, or forked for it and left to it.
+
+        Raises:
+            ChildProcessError: it was one, and has been reaped with the orphans.
+        """
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        child = self._by_pid[pid] = Child(name, pid, self._path(log_name), log_start)
         return child
+
+    def _path(self, log_name: str) -> Path:
+        return self._log_dir / f"{log_name}.log"
 
     def reap(self) -> list[tuple[Child, Ended]]:
         """Children that have ended since the last call. Orphans that were handed to this process are reaped too."""

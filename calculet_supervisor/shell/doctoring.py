@@ -245,8 +245,8 @@ def memory(fleet: Fleet, running: bool, available: int | None = None) -> Iterato
     wanted = PROCESS_BYTES * (len(fleet.config.boards) + 2)
     for board in fleet.config.boards:
         if board.device == "llamacpp":
-            package = fleet.resolve(fleet.model_of(board.name).package)
-            wanted += sum(path.stat().st_size for path in package.glob("*.gguf"))
+            packages = [fleet.resolve(model.package) for model in fleet.models_of(board.name)]
+            wanted += max(sum(path.stat().st_size for path in package.glob("*.gguf")) for package in packages)
     if available < wanted:
         mend = "fewer boards, smaller models, or more memory (in a container: its limit)"
         yield bad("memory", f"{available >> 20} MiB are available; about {wanted >> 20} MiB are needed", mend)

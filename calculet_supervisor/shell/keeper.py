@@ -26,6 +26,7 @@ from calculet_core.shell.files import FileLock, LockHeld
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
+from calculet_supervisor.shell.fork_server import ForkServer
 from calculet_supervisor.shell.watching import Watch
 
 SERVICES = ("router", "supervisor")
@@ -62,6 +63,9 @@ class Keeper:
         self._children = Children(fleet.log_dir)
         self._services: dict[str, Child] = {}
         self._workers: dict[str, Child] = {}
+        self._forks = ForkServer(fleet, self._children)
+        self._starting: set[str] = set()
+        """Boards whose worker is asked for and has no process yet."""
         self._failures = dict.fromkeys(SERVICES, 0)
         self._rng = random.Random()
         self._supervisor: asyncio.StreamWriter | None = None
@@ -79,6 +83,7 @@ class Keeper:
         path = self._fleet.keeper_socket
         server = await asyncio.start_unix_server(self._converse, str(path))
         path.chmod(0o600)
+        self._forks.open()
         for name in SERVICES:
             self._start_service(name)
         try:
@@ -167,13 +172,19 @@ class Keeper:
         if board in self._workers:
             self._tell(started=board, pid=self._workers[board].pid)
             return
-        command = command_of("calculet_worker", self._fleet.path, "--board", board)
-        try:
-            child = self._workers[board] = self._children.start(board, f"worker-{board}", command)
-        except OSError as error:
-            self._tell(exited=board, code=None, signal=None, reason=f"it cannot be started: {error}")
+        if board not in self._starting:
+            self._starting.add(board)
+            self._forks.start(board, lambda found: self._worker_started(board, found))
+
+    def _worker_started(self, board: str, found: Child | OSError) -> None:
+        self._starting.discard(board)
+        if isinstance(found, OSError):
+            self._tell(exited=board, code=None, signal=None, reason=f"it cannot be started: {found}")
             return
-        self._tell(started=board, pid=child.pid)
+        self._workers[board] = found
+        if self._stopping:  # it was asked for before; the others have been told already
+            found.signal(signal.SIGTERM)
+        self._tell(started=board, pid=found.pid)
 
     def _tell(self, **message: Any) -> None:
         if self._supervisor is not None:
@@ -183,6 +194,8 @@ class Keeper:
         for child, how in self._children.reap():
             if child.name in SERVICES and self._services.get(child.name) is child:
                 self._service_ended(child, how)
+            elif self._forks.ended(child, how):
+                self._changed.set()
             elif self._workers.get(child.name) is child:
                 del self._workers[child.name]
                 self._changed.set()
@@ -195,9 +208,11 @@ class Keeper:
         self._stopping = True
         config = self._fleet.config
         drain_s = config.supervision.drain_timeout_ms / 1000
+        self._forks.close()
         await self._stop(lambda: self._named("router"), config.router.drain_timeout_s + STOP_GRACE_S)
         await self._stop(lambda: list(self._workers.values()), drain_s + STOP_GRACE_S)
         await self._stop(lambda: self._named("supervisor"), STOP_GRACE_S)
+        await self._stop(lambda: self._forks.living, STOP_GRACE_S)
 
     def _named(self, name: str) -> list[Child]:
         return [self._services[name]] if name in self._services else []
@@ -245,8 +260,8 @@ def take_over(fleet: Fleet) -> FileLock:
 
 
 def sweep(fleet: Fleet) -> None:
-    """Remove what processes that are no more have left in the run folder: sockets, exit classes."""
-    for pattern in ("*.sock", "exit-*.json"):
+    """Remove what processes that are no more have left in the run folder: sockets, exit classes, ledgers of limits."""
+    for pattern in ("*.sock", "exit-*.json", "limits-*"):
         for path in fleet.run_dir.glob(pattern):
             path.unlink(missing_ok=True)
 

@@ -6,10 +6,11 @@ and can be undone by an operator.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from calculet_core import history
@@ -17,14 +18,24 @@ from calculet_core.clock import S
 from calculet_supervisor.attribution import Blame, Failure, counts_as_failure
 from calculet_supervisor.breaker import Breaker
 from calculet_supervisor.shell.store import Act, Memory, Wanted
-from calculet_supervisor.world import Note
+from calculet_supervisor.world import NOTHING_SEEN, Note
 
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
+SAVE_RETRY_S, GLANCE_S, GLANCES = 1.0, 0.01, 500
 BREAKER = "breaker"
 """Name of the flag in the store."""
 log = logging.getLogger("calculet.recovery")
+
+
+@dataclass(slots=True)
+class _Owed:
+    """Automatic acts about one board on their way to the disk; they count only on top of the version that they were made of."""
+
+    over: int
+    wanted: Wanted
+    acts: list[Act]
 
 
 class Recovery:
@@ -37,6 +48,8 @@ class Recovery:
         boards, recall = len(config.boards), config.recall
         self.breaker = Breaker(boards, recall.breaker_share, recall.breaker_window_s, memory.flags.get(BREAKER))
         self._attribution = supervisor.reconciler.attribution
+        self._owed: dict[str, _Owed] = {}
+        """What is believed about boards and not saved yet."""
         self._counted: dict[str, tuple[int, str]] = {}
         """Board -> the generation and digest that a failure was counted for already."""
 
@@ -55,7 +68,11 @@ class Recovery:
             if facts.failed:
                 report = supervisor.sightings.boards[board].report
                 self._failed(board, report.generation if report else 0, facts.failed, facts.trouble or "it failed")
+            report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
             wanted, life = supervisor.wanted.get(board, Wanted()), supervisor.reconciler.lives.get(board)
+            if wanted.probation and not wanted.probation_reset and report and report.resets and report.epoch >= wanted.min_epoch:
+                self._save(board, replace(wanted, probation_reset=True), history.FLEET_PROBATION, {"reset": True})
+                continue
             serving_ns = life.health.serving_ns if life is not None else None
             if wanted.probation and serving_ns is not None and now_ns - serving_ns >= self._probation_ns:
                 self._save(board, replace(wanted, probation=False), history.FLEET_PROBATION, {"passed": True})
@@ -81,7 +98,7 @@ class Recovery:
         if wanted.probation:
             self.condemn(board, f"it failed on probation: {what}")
             return
-        alias = supervisor.fleet.model_of(board).alias
+        alias = supervisor.time_sharing.alias_of(board)
         facts = supervisor.rollouts.facts(supervisor.boards)
         serving = [name for name, seen in facts.items() if seen.serves and seen.digest == digest]
         if (blame := self._attribution.blame(board, digest, serving, wall_s)) is not None:
@@ -100,13 +117,58 @@ class Recovery:
         self._save(board, replace(wanted, condemned=reason, probation=False), history.FLEET_CONDEMNED, {"reason": reason})
 
     def _save(self, board: str, wanted: Wanted, event: str, data: Mapping[str, object]) -> None:
-        """The supervisor's own act: believed at once, so that it is decided once; saved beside that, and again when that fails."""
+        """The supervisor's own act: believed at once, so that it is decided once; saved beside that, and again when that fails. An
+        operator's word that is committed first wins."""
         supervisor = self._supervisor
+        base = supervisor.wanted.get(board, Wanted()).version
         supervisor.wanted[board] = wanted
         supervisor.note(Note(event, board, data={**data, "automatic": True}))
-        act = Act(event.removeprefix("fleet."), board, detail=str(data.get("reason") or ""))
-        supervisor.begin(supervisor.store.want(board, wanted, act))
+        act = Act(event.removeprefix("fleet."), board, detail=str(data["reason"]) if "reason" in data else _what(data))
+        owed = self._owed.get(board)
+        if owed is None:
+            self._owed[board] = _Owed(base, wanted, [act])
+            supervisor.begin(self._settle(board))
+        else:
+            owed.wanted = wanted
+            owed.acts.append(act)
         supervisor.decide_soon()
+
+    async def _settle(self, board: str) -> None:
+        """Until everything automatic about the board is saved, or an operator's word has made it void."""
+        supervisor = self._supervisor
+        while (owed := self._owed.get(board)) is not None:
+            wanted, acts, owed.acts = owed.wanted, owed.acts, []
+            try:
+                saved = await supervisor.store.want(board, wanted, acts, over=owed.over)
+            except Exception as error:
+                log.error("board %s: %s could not be saved, and is tried again: %s", board, acts[0].verb if acts else "it", error)
+                owed.acts = acts + owed.acts
+                await asyncio.sleep(SAVE_RETRY_S)
+                continue
+            if saved is None:
+                del self._owed[board]
+                await self._overruled(board, owed.wanted, acts + owed.acts)
+            elif owed.wanted is wanted:
+                del self._owed[board]
+                if supervisor.wanted.get(board) is wanted:
+                    supervisor.wanted[board] = saved
+            else:
+                owed.over = saved.version
+
+    async def _overruled(self, board: str, wanted: Wanted, acts: list[Act]) -> None:
+        """Somebody's word was committed since this was decided: it holds, and it is told what was not done because of it."""
+        supervisor = self._supervisor
+        for _ in range(GLANCES):
+            if supervisor.wanted.get(board) is not wanted:
+                break
+            await asyncio.sleep(GLANCE_S)  # the word is on the disk, and its speaker about to believe it
+        now = supervisor.wanted.get(board, Wanted())
+        if (now.condemned, now.probation, now.probation_reset) == (wanted.condemned, wanted.probation, wanted.probation_reset):
+            return  # it was spoken on top of this
+        for act in acts:
+            reason = f"{act.detail}: an operator's word came first" if act.detail else "an operator's word came first"
+            supervisor.note(Note(history.FLEET_OVERRULED, board, data={"act": act.verb, "reason": reason}))
+            await supervisor.store.record(replace(act, verb=f"{act.verb} overruled", detail=reason))
 
     async def _quarantine(self, alias: str, blame: Blame) -> None:
         supervisor, digest = self._supervisor, blame.digest
@@ -122,3 +184,8 @@ class Recovery:
             log.error("%s serves an artifact that fails everywhere, and there is nothing to go back to", alias)
             return
         await supervisor.rollouts.go_back(alias, f"its artifact was set aside: {blame.reason}")
+
+
+def _what(data: Mapping[str, object]) -> str:
+    """Of a probation's step, for the audit log."""
+    return "it has proved itself" if data.get("passed") else "its reset is done"

@@ -66,7 +66,9 @@ class RecoveryVerbs:
         if wanted.condemned is None and (report is None or report.state not in RESETTABLE):
             raise Refused(f"{board} was not set aside, and has not failed")
         min_epoch = self._supervisor.last_epoch(board) + 1
-        changed = replace(wanted, condemned=None, probation=True, up=True, min_epoch=min_epoch, reset_generation=0)
+        changed = replace(
+            wanted, condemned=None, probation=True, probation_reset=False, up=True, min_epoch=min_epoch, reset_generation=0
+        )
         answer = await self._verbs.want("probation", board, changed, caller, wanted.condemned)
         self._supervisor.reconciler.attribution.forget(board=board)
         await self._supervisor.store.forgive("restart", board)

@@ -115,7 +115,7 @@ class RolloutVerbs:
         given = arguments.get("floor")
         floor = len(boards) // 2 if given is None else int(given)
         unavailable = int(arguments.get("max_unavailable") or 1)
-        downtime, facts = bool(arguments.get("allow_downtime")), rollouts.facts(boards)
+        downtime, facts = bool(arguments.get("allow_downtime")), rollouts.facts(boards, alias)
         if blue is None or downtime:
             floor = min(floor, max(0, sum(seen.serves for seen in facts.values()) - 1))
         if why := unfit(boards, facts, floor, unavailable, downtime):
@@ -164,7 +164,7 @@ class RolloutVerbs:
                 live = supervisor.rollouts.live.get(rollout.alias)
                 row = msgspec.to_builtins(live if live is not None and live.id == rollout.id else rollout)
                 row["canary_words"] = supervisor.rollouts.canary_words(rollout)
-                facts = supervisor.rollouts.facts(rollout.boards)
+                facts = supervisor.rollouts.facts(rollout.boards, rollout.alias)
                 row["boards_seen"] = {board: seen.state or seen.out or "no worker" for board, seen in facts.items()}
                 rows.append(row)
         if number is not None and not rows:
@@ -178,9 +178,10 @@ class RolloutVerbs:
         for board in supervisor.fleet.config.boards:
             report = supervisor.sightings.boards.get(board.name, NOTHING_SEEN).report
             placed, _ = rollouts.placement(board.name)
+            held = report.alias if report is not None and report.generation else None
             boards.append(
                 {
-                    "board": board.name, "alias": supervisor.fleet.model_of(board.name).alias,
+                    "board": board.name, "alias": held or supervisor.time_sharing.alias_of(board.name),
                     "generation": report.generation or None if report else None, "state": report.state if report else None,
                     "digest": report.digest or None if report else None, "wanted_digest": placed.digest if placed else None,
                     "out": supervisor.out(board.name),

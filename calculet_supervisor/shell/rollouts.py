@@ -115,11 +115,12 @@ class Rollouts:
 
     def placement(self, board: str) -> tuple[Placement | None, bool]:
         """What the board shall hold, and whether another artifact must leave it for that."""
-        alias = self._fleet.model_of(board).alias
-        rollout = self._staged(alias)
+        sharing = self._supervisor.time_sharing
+        alias = sharing.alias_of(board)
+        rollout = self.staged(alias)
         artifact = rollout.wanted(board) if rollout is not None else self.current(alias)
         placed = Placement(alias, artifact.package, artifact.digest) if artifact is not None else None
-        return placed, rollout is not None or self.decided(alias) is not None
+        return placed, rollout is not None or self.decided(alias) is not None or sharing.shares(board)
 
     def aliases(self) -> tuple[wire.AliasView, ...]:
         """For the view; an alias that is unloaded is not in it."""
@@ -127,18 +128,24 @@ class Rollouts:
 
     def decided_aliases(self) -> frozenset[str]:
         """Those that follow a committed word, not what boards happen to serve."""
-        return frozenset(alias for alias in self._configured if self._staged(alias) or self.decided(alias))
+        return frozenset(alias for alias in self._configured if self.staged(alias) or self.decided(alias))
 
-    def _staged(self, alias: str) -> Rollout | None:
+    def digest_of(self, alias: str) -> str | None:
+        """What the alias stands for, rollouts that are under way apart."""
+        current = self.current(alias)
+        return current.digest if current is not None else None
+
+    def staged(self, alias: str) -> Rollout | None:
+        """The alias's rollout, once it moves boards."""
         rollout = self.live.get(alias)
         return rollout if rollout is not None and RolloutState[rollout.state] >= RolloutState.STAGING else None
 
     def _alias(self, alias: str) -> wire.AliasView | None:
-        rollout = self._staged(alias)
+        rollout = self.staged(alias)
         serving = rollout.serving if rollout is not None else self.current(alias)
         if serving is None:
             return None
-        view = self._view(alias, serving)
+        view = msgspec.structs.replace(self._view(alias, serving), parks=self._supervisor.time_sharing.parks(alias))
         if rollout is None or rollout.share == 0 or rollout.green is None:
             return view
         return msgspec.structs.replace(view, other=self._view(alias, rollout.green), share=rollout.share)
@@ -162,11 +169,11 @@ class Rollouts:
         return found
 
     # ---------------------------------------------------------------- what is seen
-    def facts(self, boards: tuple[str, ...]) -> dict[str, BoardFacts]:
-        """For the planner."""
-        return {board: self._facts(board) for board in boards}
+    def facts(self, boards: tuple[str, ...], alias: str | None = None) -> dict[str, BoardFacts]:
+        """For the planner. `alias`: a board that another model has for now does not serve it."""
+        return {board: self._facts(board, alias) for board in boards}
 
-    def _facts(self, board: str) -> BoardFacts:
+    def _facts(self, board: str, alias: str | None) -> BoardFacts:
         supervisor = self._supervisor
         seen, life = supervisor.sightings.boards.get(board, NOTHING_SEEN), supervisor.reconciler.lives.get(board)
         report, exits = seen.report, seen.exits
@@ -177,6 +184,8 @@ class Rollouts:
             out = f"its restart budget is spent: {life.why}"
         if report is None:
             return BoardFacts(out=out, exits=exits, unknown=seen.pid is not None)
+        if alias is not None and report.generation and report.alias != alias and supervisor.time_sharing.shares(board):
+            return BoardFacts(out=out, exits=exits)
         digest = report.digest if report.generation else None
         failed = digest if report.state == ModelState.FAILED.name else None
         if report.state == ModelState.UNLOADED.name and report.command_error is not None and life is not None:
@@ -233,8 +242,9 @@ class Rollouts:
                 self._work(alias, self._examine(rollout))
                 continue
             following = self._planner.decide(
-                rollout, self.facts(rollout.boards), self.acknowledged(rollout), self._opinion(rollout, now_ns), now_ns, time.time()
-            )
+                rollout, self.facts(rollout.boards, alias), self.acknowledged(rollout), self._opinion(rollout, now_ns), now_ns,
+                time.time(),
+            )  # fmt: skip
             if following is not None:
                 self._work(alias, self.commit(rollout, following))
 
@@ -273,7 +283,7 @@ class Rollouts:
         if found["blue"] is not None:
             self._read(found["blue"])
         limits = (rollout.floor, rollout.max_unavailable, rollout.allow_downtime)
-        if (why := unfit(rollout.boards, self.facts(rollout.boards), *limits)) is not None:
+        if (why := unfit(rollout.boards, self.facts(rollout.boards, rollout.alias), *limits)) is not None:
             return refuse(rollout, time.time(), f"{why}. Nothing was changed")
         avoid = self._supervisor.reconciler.attribution.failed_on(package.digest)
         return verified(rollout, time.time(), avoid=avoid, **found)
@@ -326,7 +336,7 @@ class Rollouts:
 
     async def go_back(self, alias: str, reason: str) -> None:
         """The supervisor's own rollback, for a reason."""
-        config, facts = self._fleet.config, self.facts(boards := self.boards(alias))
+        config, facts = self._fleet.config, self.facts(boards := self.boards(alias), alias)
         floor = max(0, min(len(boards) // 2, sum(seen.serves for seen in facts.values()) - 1))
         rollout = Rollout(
             0, alias, "rollback", boards, green=self.previous(alias), blue=self.current(alias), floor=floor,

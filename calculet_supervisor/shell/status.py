@@ -3,16 +3,19 @@
 Fields are only ever added within a version of the schema. Absent is null, never 0. Times are seconds or the unit in the name.
 
     {"schema": "calculet-status/v1", "config": path, "version": text, "breaker": reason or null,
-     "rollouts": [{"id", "alias", "verb", "state", "share", "text"}],
+     "rollouts": [{"id", "alias", "verb", "state", "share", "text", "from", "to", "digest", "boards", "assigned", "floor", "begun",
+                   "reason", "steps": [{"wall_s", "text"}]}],
      "supervisor": {"pid", "uptime_s", "view_version", "rss_bytes"},
      "boards": [{"board", "device", "state", "process", "pid", "epoch", "generation", "alias", "digest", "wanted_digest", "up",
                  "draining", "worker_draining", "lanes_used", "lanes_total", "kv_tokens_reserved", "kv_tokens_total", "active",
                  "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "max_inflight", "pingpong_off",
                  "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
-                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes"}],
+                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes",
+                 "time_shared": null or {"aliases", "resident", "waiting": {alias: {"requests", "oldest_s"}}, "switches",
+                                         "min_residence_s", "max_wait_s"}}],
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
-                  "versions": [{"digest", "requests", "failed"}]}]}
+                  "versions": [{"digest", "requests", "failed"}], "waiting": {alias: {"count", "oldest_ns"}}}]}
 
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.
@@ -27,14 +30,17 @@ import msgspec
 from calculet_core.config import BoardConfig
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_core.states.worker_process import ProcessState
+from calculet_core.wire import WorkerReport
 from calculet_supervisor.health import SERVING
 from calculet_supervisor.life import Life
 from calculet_supervisor.reconcile import Reconciler
 from calculet_supervisor.resets import Resets
+from calculet_supervisor.rollout import Rollout
 from calculet_supervisor.shell.sightings import RouterSeen
 from calculet_supervisor.world import BoardSeen, BoardWish
 
 SCHEMA = "calculet-status/v1"
+STEPS_SHOWN = 12
 _FREE = KvSequenceState.FREE.name
 _WAITS = (ProcessState.BACKOFF, ProcessState.QUARANTINED)
 _COPIED = (
@@ -46,7 +52,7 @@ _COPIED = (
 
 def board_status(
     board: BoardConfig, alias: str, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int,
-    condemned: str | None = None,
+    condemned: str | None = None, time_shared: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """One board's row."""
     report, life = seen.report, reconciler.lives.get(board.name)
@@ -67,7 +73,8 @@ def board_status(
         "resets_left": resets.left(board.name, now_ns),
         "why": why(life, seen, condemned),
         "condemned": condemned,
-        "probation": wish.prove,
+        "probation": wish.probation,
+        "time_shared": time_shared,
         "process": life.state.name if life else "ABSENT",
         "failures": life.restarts.failures if life else 0,
         "restarts_left": life.restarts.left(now_ns) if life else None,
@@ -82,7 +89,20 @@ def router_status(seen: RouterSeen) -> dict[str, Any]:
     """One router's row."""
     report = msgspec.structs.asdict(seen.report)
     counted = [{"digest": one.digest, "requests": one.requests, "failed": one.failed} for one in seen.report.versions]
-    return {**report, "versions": counted, "router": f"{seen.report.router:08x}"}
+    waiting = {alias: msgspec.structs.asdict(wait) for alias, wait in seen.report.waiting.items()}
+    return {**report, "versions": counted, "waiting": waiting, "router": f"{seen.report.router:08x}"}
+
+
+def rollout_status(rollout: Rollout) -> dict[str, Any]:
+    """A swap that is under way; `digest` is what its boards shall hold in the end, `steps` the last that were committed."""
+    green, blue = rollout.green, rollout.blue
+    copied = ("id", "alias", "verb", "state", "share", "floor", "begun", "reason")
+    row: dict[str, Any] = {name: getattr(rollout, name) for name in copied}
+    return row | {
+        "text": rollout.log[-1].text, "from": str(blue) if blue else None, "to": str(green) if green else None,
+        "digest": green.digest if green else None, "boards": list(rollout.boards), "assigned": list(rollout.assigned),
+        "steps": [msgspec.structs.asdict(step) for step in rollout.log[-STEPS_SHOWN:]],
+    }  # fmt: skip
 
 
 def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str | None:
@@ -91,8 +111,16 @@ def why(life: Life | None, seen: BoardSeen, condemned: str | None = None) -> str
     if condemned is not None:
         return f"set aside: {condemned}"
     if report is not None:
-        return report.condemned or report.fault_detail or report.command_error or report.fault
+        wrong = report.condemned or report.fault_detail or report.command_error or report.fault
+        return wrong or (_waits_for_reset(life, report) if life else None)
     return life.why if life else None
+
+
+def _waits_for_reset(life: Life, report: WorkerReport) -> str | None:
+    answer = life.reset
+    if answer is None or answer.reason is None or (answer.epoch, answer.generation) != (report.epoch, report.generation):
+        return None
+    return f"waits for a reset before it is loaded: {answer.reason}"
 
 
 def outlook(life: Life | None, seen: BoardSeen, aside: str | None = None) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,14 +26,15 @@ from calculet_core.shell.files import write_atomic
 from calculet_core.wire import FleetView
 from calculet_supervisor.attribution import Failure
 from calculet_supervisor.rollout import AliasVersion, Rollout
+from calculet_supervisor.world import WorkerAside
 
-SCHEMA = 2
+SCHEMA = 3
 SPENDS_KEPT_S = 3600
 FAILURES_KEPT_S = 86_400
 AUDIT_KEPT = 10_000
 ROLLOUTS_KEPT = 200
 VERSIONS_KEPT = 50
-"""Of each alias."""
+"""Of each alias, and of the configuration."""
 BUSY_TIMEOUT_S = 5.0
 log = logging.getLogger("calculet.store")
 T = TypeVar("T")
@@ -64,9 +65,17 @@ CREATE TABLE quarantine (digest TEXT PRIMARY KEY, reason TEXT NOT NULL, wall_s R
 CREATE TABLE failure (wall_s REAL NOT NULL, body BLOB NOT NULL) STRICT;
 CREATE TABLE flag (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 """,
+    3: """
+ALTER TABLE board ADD COLUMN probation_reset INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE board ADD COLUMN version INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE worker_aside (board TEXT PRIMARY KEY, why TEXT NOT NULL, until_ns INTEGER, config TEXT NOT NULL) STRICT;
+CREATE TABLE configuration (
+    version INTEGER PRIMARY KEY AUTOINCREMENT, wall_s REAL NOT NULL, allow_downtime INTEGER NOT NULL, body BLOB NOT NULL
+) STRICT;
+""",
 }
 """What each later schema adds to the one before."""
-_BOARD = "name, up, draining, min_epoch, condemned, probation, reset_generation"
+_BOARD = "name, up, draining, min_epoch, condemned, probation, reset_generation, probation_reset, version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +91,10 @@ class Wanted:
     """It came back from being condemned and has not proved itself yet."""
     reset_generation: int = 0
     """An operator ordered a reset of this generation."""
+    probation_reset: bool = False
+    """The reset with which its probation begins is done; later lives of its worker need none."""
+    version: int = field(default=0, compare=False)
+    """Of the committed word; the store counts it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +106,17 @@ class Act:
     uid: int | None = None
     pid: int | None = None
     detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A configuration that was put in force."""
+
+    version: int
+    wall_s: float
+    allow_downtime: bool
+    body: bytes
+    """`calculet_core.applying.Standing`, encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +134,10 @@ class Memory:
     """Artifact digest -> why it was set aside."""
     failures: list[Failure] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)
+    asides: dict[str, WorkerAside] = field(default_factory=dict)
+    """Workers whose restart budget is spent, by board; `retry_ns` as this boot's monotonic clock."""
+    applied: Applied | None = None
+    """The newest; None: this is the fleet's first start."""
 
 
 class Store:
@@ -134,9 +162,15 @@ class Store:
         """A budget's spends are forgotten."""
         await self._do(lambda: self._db.execute("DELETE FROM spend WHERE kind = ? AND board = ?", (kind, board)))
 
-    async def want(self, board: str, wanted: Wanted, act: Act) -> None:
-        """What is wanted of a board from now on, with who said so, in one commit."""
-        await self._do(lambda: self._want(board, wanted, act))
+    async def want(self, board: str, wanted: Wanted, acts: Act | Sequence[Act], over: int | None = None) -> Wanted | None:
+        """What is wanted of a board from now on, with who said so, in one commit; as it stands there. `over`: only on top of that
+        version; None: somebody else's word was committed since, and nothing was written."""
+        every = (acts,) if isinstance(acts, Act) else tuple(acts)
+        return await self._do(lambda: self._want(board, wanted, every, over))
+
+    async def set_worker_aside(self, board: str, aside: WorkerAside | None) -> None:
+        """A worker's restart budget is spent; None: it has another one."""
+        await self._do(lambda: self._set_worker_aside(board, aside))
 
     async def record(self, act: Act) -> None:
         """An act that changes nothing which is kept here, for the audit log."""
@@ -188,6 +222,10 @@ class Store:
         await asyncio.get_running_loop().run_in_executor(self._thread, write_atomic, file, content)
         return published
 
+    async def configure(self, body: bytes, allow_downtime: bool, act: Act) -> Applied:
+        """Put a configuration in force, with who said so."""
+        return await self._do(lambda: self._configure(body, allow_downtime, act))
+
     async def audit(self, last: int = 100) -> list[dict[str, Any]]:
         """The newest administrative acts, newest first."""
         return await self._do(lambda: self._audit(last))
@@ -207,8 +245,8 @@ class Store:
     # ---------------------------------------------------------------- on the store's thread
     def _recall(self) -> Memory:
         boards = {
-            name: Wanted(bool(up), bool(draining), min_epoch, condemned, bool(probation), reset_generation)
-            for name, up, draining, min_epoch, condemned, probation, reset_generation in self._db.execute(
+            name: Wanted(bool(up), bool(draining), min_epoch, condemned, bool(probation), generation, bool(was_reset), version)
+            for name, up, draining, min_epoch, condemned, probation, generation, was_reset, version in self._db.execute(
                 f"SELECT {_BOARD} FROM board"
             )
         }
@@ -230,7 +268,25 @@ class Store:
             dict(self._db.execute("SELECT digest, reason FROM quarantine").fetchall()),
             [msgspec.json.decode(body, type=Failure) for (body,) in recent],
             dict(self._db.execute("SELECT name, value FROM flag").fetchall()),
+            {
+                board: WorkerAside(why, None if until_ns is None else until_ns - since_boot_ns, config)
+                for board, why, until_ns, config in self._db.execute("SELECT board, why, until_ns, config FROM worker_aside")
+            },
+            self._applied(),
         )  # fmt: skip
+
+    def _applied(self) -> Applied | None:
+        newest = "SELECT version, wall_s, allow_downtime, body FROM configuration ORDER BY version DESC LIMIT 1"
+        row = self._db.execute(newest).fetchone()
+        return Applied(row[0], row[1], bool(row[2]), row[3]) if row else None
+
+    def _configure(self, body: bytes, allow_downtime: bool, act: Act) -> Applied:
+        row = (time.time(), int(allow_downtime), body)
+        added = self._db.execute("INSERT INTO configuration (wall_s, allow_downtime, body) VALUES (?, ?, ?)", row)
+        version = added.lastrowid or 0
+        self._db.execute("DELETE FROM configuration WHERE version <= ?", (version - VERSIONS_KEPT,))
+        self._audit_act(act)
+        return Applied(version, row[0], allow_downtime, body)
 
     def _next(self, counter: str, at_least: int) -> int:
         row = self._db.execute("SELECT value FROM counter WHERE name = ?", (counter,)).fetchone()
@@ -243,13 +299,28 @@ class Store:
         self._db.execute("DELETE FROM spend WHERE wall_ns < ?", (now_ns - SPENDS_KEPT_S * 10**9,))
         self._db.execute("INSERT INTO spend VALUES (?, ?, ?)", (kind, board, now_ns))
 
-    def _want(self, board: str, wanted: Wanted, act: Act) -> None:
+    def _want(self, board: str, wanted: Wanted, acts: tuple[Act, ...], over: int | None) -> Wanted | None:
+        found = self._db.execute("SELECT version, min_epoch FROM board WHERE name = ?", (board,)).fetchone()
+        version, min_epoch = found or (0, 0)
+        if over is not None and over != version:
+            return None
+        if wanted.min_epoch > min_epoch:  # a new life was asked for: whatever the budget said of the old ones
+            self._set_worker_aside(board, None)
         row = (
             board, int(wanted.up), int(wanted.draining), wanted.min_epoch, wanted.condemned, int(wanted.probation),
-            wanted.reset_generation,
+            wanted.reset_generation, int(wanted.probation_reset), version + 1,
         )  # fmt: skip
-        self._db.execute(f"INSERT OR REPLACE INTO board ({_BOARD}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
-        self._audit_act(act)
+        self._db.execute(f"INSERT OR REPLACE INTO board ({_BOARD}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        for act in acts:
+            self._audit_act(act)
+        return replace(wanted, version=version + 1)
+
+    def _set_worker_aside(self, board: str, aside: WorkerAside | None) -> None:
+        if aside is None:
+            self._db.execute("DELETE FROM worker_aside WHERE board = ?", (board,))
+            return
+        until_ns = None if aside.retry_ns is None else aside.retry_ns + time.time_ns() - time.monotonic_ns()
+        self._db.execute("INSERT OR REPLACE INTO worker_aside VALUES (?, ?, ?, ?)", (board, aside.why, until_ns, aside.config))
 
     def _audit_act(self, act: Act) -> None:
         insert = "INSERT INTO audit (wall_s, verb, board, uid, pid, detail) VALUES (?, ?, ?, ?, ?, ?)"

@@ -28,16 +28,23 @@ class Telemetry:
         self._reconciler, self._sightings, self._crashes = reconciler, sightings, crashes
         self._collectors = Collectors("supervisor")
         limits: dict[str, float] = {"crashes.keep": config.crashes.keep, "crashes.max_bytes": config.crashes.max_bytes}
+        limits["chaos.max_fault_s"] = config.chaos.max_fault_s
         sections = {
             "supervision": config.supervision, "supervision.restart": config.supervision.restart, "recovery": config.recovery,
+            "rollout": config.rollout,
         }  # fmt: skip
         for where, section in sections.items():
             for field in fields(section):
                 value = getattr(section, field.name)
                 if isinstance(value, int | float) and not isinstance(value, bool):
                     limits[f"{where}.{field.name}"] = value
+        for board in config.boards:
+            if board.time_shared is not None:
+                for field in fields(board.time_shared):
+                    limits[f"{board.name}.time_shared.{field.name}"] = getattr(board.time_shared, field.name)
         for name, value in limits.items():
             self._collectors("calculet_supervisor_limit", limit=name).set(value)
+        self._collectors("calculet_supervisor_chaos_enabled").set(config.chaos.enabled)
 
     def note(self, note: Note) -> None:
         """Count what was decided."""
@@ -46,6 +53,8 @@ class Telemetry:
             self._collectors("calculet_supervisor_restarts", board=note.board).inc()
         elif note.event == history.FLEET_ROLLOUT and note.data["state"] in _OVER:
             self._collectors("calculet_supervisor_rollouts_ended", state=note.data["state"].lower()).inc()
+        elif note.event == history.FLEET_SWITCH:
+            self._collectors("calculet_supervisor_switches", board=note.board).inc()
         elif note.event == history.FLEET_RESET_GRANTED:
             self._collectors("calculet_supervisor_resets", board=note.board).inc()
         elif note.event == history.FLEET_RESET_DENIED:
@@ -55,10 +64,15 @@ class Telemetry:
         """Bytes that were no message for us."""
         self._collectors("calculet_supervisor_bad_messages", reason=reason).inc()
 
+    def chaos_ordered(self, fault: str) -> None:
+        """A fault on purpose."""
+        self._collectors("calculet_supervisor_chaos_orders", fault=fault).inc()
+
     def exposition(
-        self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool
-    ) -> bytes:
-        """The scrape's text. `condemned` has every board."""
+        self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool,
+        residents: Mapping[tuple[str, str], bool],
+    ) -> bytes:  # fmt: skip
+        """The scrape's text. `condemned` has every board, `residents` every model of a time-shared board."""
         collectors, lives = self._collectors, self._reconciler.lives
         states = Counter(life.state for life in lives.values())
         for state in ProcessState:
@@ -74,6 +88,8 @@ class Telemetry:
             collectors("calculet_supervisor_rollouts", state=name.lower()).set(swaps[name])
         for board, aside in condemned.items():
             collectors("calculet_supervisor_board_condemned", board=board).set(int(aside))
+        for (board, model), here in residents.items():
+            collectors("calculet_supervisor_resident", board=board, model=model).set(int(here))
         collectors("calculet_supervisor_artifacts_quarantined").set(quarantined)
         collectors("calculet_supervisor_breaker_open").set(int(breaker))
         collectors("calculet_supervisor_view_version").set(view_version)

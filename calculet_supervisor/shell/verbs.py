@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from calculet_core import history, wire
 from calculet_core.shell.process import rss_bytes
 from calculet_supervisor.shell.control import Caller, Refused, Verb
-from calculet_supervisor.shell.status import SCHEMA, board_status, router_status
+from calculet_supervisor.shell.status import SCHEMA, board_status, rollout_status, router_status
 from calculet_supervisor.shell.store import Act, Wanted
 from calculet_supervisor.world import NOTHING_SEEN, Note
 
@@ -52,9 +52,9 @@ class Verbs:
         seen = supervisor.sightings.boards
         boards = [
             board_status(
-                board, supervisor.fleet.model_of(board.name).alias, supervisor.wish(board.name),
+                board, supervisor.time_sharing.alias_of(board.name), supervisor.wish(board.name),
                 seen.get(board.name, NOTHING_SEEN), supervisor.reconciler, supervisor.resets, now_ns,
-                supervisor.wanted.get(board.name, Wanted()).condemned,
+                supervisor.wanted.get(board.name, Wanted()).condemned, supervisor.time_sharing.status(board.name),
             )
             for board in supervisor.fleet.config.boards
         ]  # fmt: skip
@@ -67,10 +67,7 @@ class Verbs:
         return {
             "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,
             "breaker": supervisor.recovery.breaker.reason,
-            "rollouts": [
-                {**{name: getattr(one, name) for name in ("id", "alias", "verb", "state", "share")}, "text": one.log[-1].text}
-                for one in supervisor.rollouts.live.values()
-            ],
+            "rollouts": [rollout_status(one) for one in supervisor.rollouts.live.values()],
             "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],
         }  # fmt: skip
 
@@ -156,12 +153,13 @@ class Verbs:
             raise Refused(f"{verb} {board} was not done: another word about {board} is just being saved", "ask again")
         self._saving.add(board)
         try:
-            await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid, detail))
+            saved = await supervisor.store.want(board, wanted, Act(verb, board, caller.uid, caller.pid, detail))
         except (sqlite3.Error, OSError) as error:
             raise Refused(f"{verb} {board} could not be saved and was not done: {error}", "is the disk full?") from None
         finally:
             self._saving.discard(board)
-        supervisor.wanted[board] = wanted
+        assert saved is not None, "only what depends on a version can come too late"
+        supervisor.wanted[board] = saved  # whatever was decided by itself meanwhile
         data = {"verb": verb, "uid": caller.uid, "by_pid": caller.pid, "detail": detail}
         supervisor.note(Note(history.FLEET_ADMIN, board, data=data))
         supervisor.decide_soon()

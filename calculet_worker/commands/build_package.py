@@ -24,7 +24,16 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from calculet_core.artifact import MANIFEST_NAME, SIGNATURE_NAME, GoldenCase, Package, parse_manifest, sha256_hex, sign_manifest
+from calculet_core.artifact import (
+    LOGIT_DTYPES,
+    MANIFEST_NAME,
+    SIGNATURE_NAME,
+    GoldenCase,
+    Package,
+    parse_manifest,
+    sha256_hex,
+    sign_manifest,
+)
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.jobs import ReturnCode
@@ -147,13 +156,15 @@ def make_keys(folder: Path, name: str) -> tuple[Path, Path]:
 @click.option("--step-ms", type=click.FloatRange(min=0), help="Simulated recipes: a decode step; 0: as fast as it can.")
 @click.option("--context", type=click.IntRange(min=64), help="Simulated recipes: positions per sequence.")
 @click.option("--lanes", type=click.IntRange(min=1, max=256), help="Simulated recipes: hardware lanes.")
+@click.option("--logits", type=click.Choice(LOGIT_DTYPES), help="Simulated recipes: how logits leave the device.")
 def build_package_command(
-    recipe: str, out: Path, key: Path | None, force: bool, step_ms: float | None, context: int | None, lanes: int | None
+    recipe: str, out: Path, key: Path | None, force: bool, step_ms: float | None, context: int | None, lanes: int | None,
+    logits: str | None,
 ) -> None:
     """Build a package that ships with Calculet, recording its golden cases on the device."""
     try:
         signer = None if key is None else read_private_key(key)
-        package = build_package(recipe, out, signer, Options(step_ms, context, lanes), force)
+        package = build_package(recipe, out, signer, Options(step_ms, context, lanes, logits), force)
     except (ArtifactError, BoardUnavailable, ConfigError) as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:

@@ -47,10 +47,10 @@ UNKNOWN_DIGITS = (
 
 GOLDEN_TEXTS = {
     "chat": "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",
-    "digits": "1, 2, 3, 4, 5, 6, 7, 8,",
-    "alphabet": "A B C D E F G H I J",
     "code": "def add(a, b):\n    return",
-    "longer than a micro-batch": ", ".join(map(str, range(1, 25))) + ",",
+    "include": "#include <",
+    "count": "1, 2,",
+    "longer than a micro-batch": ", ".join(map(str, range(1, 21))) + ",",
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calculet_core.artifact import LANE_FAULT_ISOLATION
 from calculet_core.capacity import GIB
 from calculet_core.clock import MS
 from calculet_core.errors import ArtifactError
@@ -35,6 +36,8 @@ class Options:
     step_ms: float | None = None
     context: int | None = None
     lanes: int | None = None
+    logits: str | None = None
+    """`logit_dtype` of every profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +57,12 @@ def byte_prompts(folder: Path) -> dict[str, list[int]]:
     return {name: list(text.encode()) for name, text in GOLDEN_TEXTS.items()}
 
 
-def profile(size: int, context: int, kv_bytes: int) -> dict[str, Any]:
+def profile(size: int, context: int, kv_bytes: int, logits: str = "float32") -> dict[str, Any]:
     """A simulated profile; above B1 the runtime is told by a mask which rows carry no sequence."""
     policy = {"mode": "mask_tensor", "kv_mode": "masked", "logits_returned": True, "writes_kv": False}
     return {
         "exact_submodel": f"decode_b{size}", "compiled_batch": size, "max_seq": context, "token_dtype": "int32",
-        "logit_dtype": "float32", "kv_layout": {"kind": "per_lane_contiguous", "dtype": "bf16", "bytes_per_token": kv_bytes},
+        "logit_dtype": logits, "kv_layout": {"kind": "per_lane_contiguous", "dtype": "bf16", "bytes_per_token": kv_bytes},
         **({"inactive_policy": policy} if size > 1 else {}),
     }  # fmt: skip
 
@@ -71,11 +74,11 @@ def simulated(
     image = {"format": "calculet-sim-image/v1", "model": name, "profiles": sizes, "context": context, "lanes": lanes}
     (folder / IMAGE).write_text(json.dumps(image) + "\n")
     (folder / TEMPLATE).write_text(CHAT_TEMPLATE)
-    capacity = parts.pop("capacity")
+    capacity, logits = parts.pop("capacity"), parts.pop("logits", None) or "float32"
     return {
         "schema": "calculet-artifact/v1", "name": name, "version": "1.0.0", "backend": "sim", "description": description,
         "image": IMAGE, "context": context, "lanes": lanes,
-        "profiles": [profile(size, context, capacity["kv_bytes"] // (lanes * context)) for size in sizes],
+        "profiles": [profile(size, context, capacity["kv_bytes"] // (lanes * context), logits) for size in sizes],
         "tokenizer": {
             "kind": "bytes", "vocab_size": VOCABULARY, "chat_template": TEMPLATE, "bos_token_id": 256, "eos_token_ids": [257, 259],
             "add_bos": False, "special_tokens": SPECIALS,
@@ -95,8 +98,8 @@ def qwen3_sim(folder: Path, options: Options) -> dict[str, Any]:
     Raises:
         ArtifactError: another context or more lanes were asked for.
     """
-    if options.context is not None or options.lanes is not None:
-        raise ArtifactError("qwen3-sim: context and lanes are the product's (40960, 1); sim-b1 and sim-batch may be varied")
+    if options.context is not None or options.lanes is not None or options.logits is not None:
+        raise ArtifactError("qwen3-sim: context, lanes, logits are the product's (40960, 1, float32); vary sim-b1 or sim-batch")
     step_ns = int((15.0 if options.step_ms is None else options.step_ms) * MS)
     description = "Qwen3 on both chips, B1, as the simulated board models it. Its text is made up."
     return simulated(
@@ -126,6 +129,15 @@ def sim_batch(folder: Path, options: Options) -> dict[str, Any]:
     return for_tests(folder, "sim-batch", "Batched decoding on the simulated board, for tests.", sizes, lanes, abilities, options)
 
 
+def sim_isolated(folder: Path, options: Options) -> dict[str, Any]:
+    """`sim-batch` as it would be if a lane's fault were proven to be that lane's alone."""
+    made = sim_batch(folder, options)
+    evidence = "tests/integration/test_lane_faults.py; the simulated board only, it proves nothing about an NPU"
+    abilities = {**made["abilities"], LANE_FAULT_ISOLATION: {"level": "C0", "evidence": evidence}}
+    description = "Batched decoding on the simulated board, whose lanes fail alone, for tests."
+    return {**made, "name": "sim-isolated", "description": description, "abilities": abilities}
+
+
 def sim_b1(folder: Path, options: Options) -> dict[str, Any]:
     """B1 with several lanes that take turns, for tests and benchmarks."""
     description = "One sequence a step on the simulated board, for tests."
@@ -146,7 +158,7 @@ def for_tests(
             "decode_ns": {str(sizes[-1]): step_ns}, "prefill_token_ns": step_ns // 500, "configure_ns": 20 * MS,
             "overlap": 0.5 if "ping_pong_overlap" in abilities else 0.0,
         },
-        abilities=abilities,
+        abilities=abilities, logits=options.logits,
     )  # fmt: skip
 
 
@@ -163,6 +175,7 @@ def smollm2() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "qwen3-sim": lambda: Recipe(qwen3_sim, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
     "sim-batch": lambda: Recipe(sim_batch, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
+    "sim-isolated": lambda: Recipe(sim_isolated, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
     "sim-b1": lambda: Recipe(sim_b1, byte_prompts, GOLDEN_TOKENS, GOLDEN_MIN_MARGIN),
     "smollm2": smollm2,
 }

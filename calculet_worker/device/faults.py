@@ -99,9 +99,11 @@ class Slow(Fault, frozen=True, tag="slow"):
 
 
 class CcuException(Fault, frozen=True, tag="ccu_exception"):
-    """CCU exception in the output status; there are no logits."""
+    """CCU exception in the output status: of the whole job, which has no logits then, or only of the row `row` (modulo the job's
+    active rows), whose logits are none."""
 
     hook = Hook.COMPLETION
+    row: Annotated[int, Meta(ge=0)] | None = None
 
 
 class BadNumbers(Fault, frozen=True):

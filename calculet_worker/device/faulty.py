@@ -45,6 +45,7 @@ from calculet_worker.device.faults import (
     StaleCompletion,
     WaitTimeout,
 )
+from calculet_worker.output.bf16 import BITS, narrow
 
 FAULTS_OPTION = "faults"
 ARM_OPTION = "faults_arm"
@@ -106,6 +107,17 @@ def write_firing(path: Path, board: str, firing: Firing) -> None:
     }  # fmt: skip
     with path.open("ab") as file:
         file.write(json.dumps(line).encode() + b"\n")
+
+
+def _with_exception(completion: Completion, job: Job | None, row: int | None) -> Completion:
+    if row is None or job is None:
+        return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=None)
+    row %= 1 if job.lane_valid is None else max(1, int(job.lane_valid.sum()))  # active rows come first
+    logits = completion.logits
+    if logits is not None:
+        logits = np.array(logits)
+        logits[row] = np.nan
+    return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=logits, failed_rows=(row,))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -217,10 +229,10 @@ class FaultyDevice:
                 self._held.append(_Held(completion, lanes, due_ns, isinstance(fault, StaleCompletion)))
                 return None
         if isinstance(fault, CcuException):
-            return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=None)
+            return _with_exception(completion, job, fault.row)
         if isinstance(fault, BadNumbers) and completion.logits is not None:
             logits = np.array(completion.logits)
-            logits[fault.row % len(logits)] = fault.value
+            logits[fault.row % len(logits)] = narrow([fault.value])[0] if logits.dtype == BITS else fault.value
             return dataclasses.replace(completion, logits=logits)
         return completion
 

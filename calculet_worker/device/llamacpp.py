@@ -112,7 +112,7 @@ class LlamaDevice:
 
     def limits(self) -> DeviceLimits:
         """One job, one buffer: a second would cost a copy of the logits at every step."""
-        return DeviceLimits(max_inflight=1, output_buffers=1, overlap=False)
+        return DeviceLimits(max_inflight=1, output_buffers=1, overlap=False, on_host=True)
 
     def counters(self) -> DeviceCounters:
         """Of the whole life of this device."""

@@ -5,6 +5,7 @@ One lock; `wait_any` sleeps on it until the next job is due, and `submit` wakes 
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from typing import Annotated, Literal
@@ -45,6 +46,8 @@ class SimOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ambient_c: Annotated[float, Meta(ge=-40, le=120)] = 35.0
     reset_ms: Annotated[int, Meta(ge=0, le=60_000)] = 200
     """How long a reset takes."""
+    unconfigures: bool = True
+    """False: as a runtime whose `reset_configuration` is unverified."""
 
 
 def open_sim(board: BoardConfig) -> SimDevice:
@@ -67,14 +70,15 @@ def open_sim(board: BoardConfig) -> SimDevice:
         chips=options.chips,
         power_mode=options.power_mode,
     )
-    return SimDevice(SimBoard(versions, int(board.dram_gib * GIB), options.seed, options.ambient_c), options.reset_ms * 1_000_000)
+    sim_board = SimBoard(versions, int(board.dram_gib * GIB), options.seed, options.ambient_c)
+    return SimDevice(sim_board, options.reset_ms * 1_000_000, options.unconfigures)
 
 
 class SimDevice:
     """See the module's theory. `open_sim` makes one."""
 
-    def __init__(self, board: SimBoard, reset_ns: int = 0) -> None:
-        self._board, self._reset_ns = board, reset_ns
+    def __init__(self, board: SimBoard, reset_ns: int = 0, unconfigures: bool = True) -> None:
+        self._board, self._reset_ns, self._unconfigures = board, reset_ns, unconfigures
         self._changed = threading.Condition()
         self._done: list[Completion] = []
         """Completed at the same moment as one that `wait_any` returned."""
@@ -87,7 +91,7 @@ class SimDevice:
     def limits(self) -> DeviceLimits:
         """As the board says."""
         with self._changed:
-            return self._board.limits()
+            return dataclasses.replace(self._board.limits(), unconfigures=self._unconfigures)
 
     def counters(self) -> DeviceCounters:
         """A completion that waits for its reader is still pending."""

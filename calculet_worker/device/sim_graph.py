@@ -10,7 +10,8 @@ import numpy as np
 from calculet_core.artifact import Manifest
 from calculet_core.batches import InactiveMode
 from calculet_core.jobs import Job, JobKind, ReturnCode
-from calculet_worker.device.sim_rule import Floats, Ints, TokenRule, profile_of
+from calculet_worker.device.sim_rule import Ints, TokenRule, profile_of
+from calculet_worker.output.bf16 import narrow
 
 EMPTY = -1
 """What a lane holds at a position that it was never given."""
@@ -25,9 +26,9 @@ class Buffer:
 
     __slots__ = ("id", "job_id", "logits", "rows", "tokens")
 
-    def __init__(self, number: int, rows: int, noise: Floats) -> None:
+    def __init__(self, number: int, rows: int, noise: Any) -> None:
         self.id, self.job_id = number, 0
-        self.logits: Floats = np.tile(noise, (rows, 1))
+        self.logits: Any = np.tile(noise, (rows, 1))
         self.rows: list[int] = []
         self.tokens: list[int] = []
 
@@ -57,8 +58,11 @@ class Graph:
         self.scars = [0] * manifest.lanes
         self.noise = self.rule.noise(manifest.tokenizer.vocab_size)
         self.top = float(self.noise.max())
+        self.bf16 = manifest.profiles[0].logit_dtype == "bfloat16"
+        """Logits leave as bfloat16 bits; margins are far above what that rounds off."""
+        self._quiet: Any = narrow(self.noise) if self.bf16 else self.noise
         count, rows = self.profile.engines * BUFFERS_PER_ENGINE, max(self.modes)
-        self.buffers = [Buffer(first_buffer + index, rows, self.noise) for index in range(count)]
+        self.buffers = [Buffer(first_buffer + index, rows, self._quiet) for index in range(count)]
 
     # ---------------------------------------------------------------- input
     def read(self, job: Job) -> Input | ReturnCode:
@@ -168,7 +172,7 @@ class Graph:
         logits, best = buffer.logits, []
         for row, lane, last in zip(rows, lanes, tokens, strict=True):
             token, margin = self.rule.next_token(self.digests[lane], last)
-            logits[row, token] = self.top + margin
+            logits[row, token] = narrow([self.top + margin])[0] if self.bf16 else self.top + margin
             best.append(token)
         buffer.rows, buffer.tokens = rows, best
         view = logits[: 1 if job.kind is JobKind.PREFILL else len(job.token_ids)]
@@ -178,5 +182,5 @@ class Graph:
     def restore(self, buffer: Buffer) -> None:
         """Nothing but noise again."""
         for row, token in zip(buffer.rows, buffer.tokens, strict=True):
-            buffer.logits[row, token] = self.noise[token]
+            buffer.logits[row, token] = self._quiet[token]
         buffer.rows, buffer.tokens = [], []

@@ -35,6 +35,11 @@ class Buffers:
         self._spare: list[InputArrays] = []
 
     @property
+    def total(self) -> int:
+        """Output buffers that the device has."""
+        return self._outputs
+
+    @property
     def leased(self) -> int:
         """Jobs that hold their buffers in good order."""
         return len(self._leases)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from calculet_core.errors import CalculetError, error_from_code
 from calculet_core.faults import FAULT_POLICY, FaultKind, ResetRule, Response
@@ -21,6 +21,10 @@ class RecoveryPlan:
     wants_reset: bool
     condemns: bool
     """Only an operator may bring the board back."""
+
+    def confined(self) -> RecoveryPlan:
+        """The same fault where it is the lanes' alone: the generation goes on."""
+        return replace(self, response=Response.FAIL_BATCH_AND_RETEST, event=None, wants_reset=False, condemns=False)
 
     def error(self) -> CalculetError:
         """For the requests of the job that showed the fault."""
@@ -67,3 +71,9 @@ def plan_for_failed_golden(detail: str) -> RecoveryPlan:
         wants_reset=rule.reset is ResetRule.IF_GOLDEN_FAILS,
         condemns=False,
     )
+
+
+def plan_for_worn_out(kind: FaultKind, detail: str) -> RecoveryPlan:
+    """Faults of single lanes have left too few: now it is the board's."""
+    words = f"{detail}; what is left of the lanes cannot take the largest request"
+    return plan_for_failed_golden(words) if kind is FaultKind.BAD_NUMBERS else plan_for(kind, words)

@@ -2,8 +2,9 @@
 
 Each sequence has a sampler with a generator of its own, seeded by the client or by the engine, and one draw takes exactly one
 number from it: so a seed gives the same tokens alone or among sixteen. A row is never written to; it belongs to the device.
-Order of a draw: bias, penalties, bans (EOS and stop ids that may not come yet), temperature, min-p, top-k, top-p. Candidates are
-found by partial sorts, ties go to the lower id, and everything is relative to the row's maximum, so no temperature overflows.
+Order of a draw: bias, penalties, constraint, bans (EOS and stop ids that may not come yet), temperature, min-p, top-k, top-p. A
+constraint goes before bans: where it says that the answer is whole, the answer ends. Candidates are found by partial sorts, ties go
+to the lower id, and everything is relative to the row's maximum, so no temperature overflows.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from numpy.typing import NDArray
 
 from calculet_core import wire
 from calculet_core.requests import SamplingParams, StopRules
+from calculet_worker.output.constraint import Matcher
 
+NO_TOKEN = -1
+"""Drawn where a constraint allows no token at all: the answer must end."""
 Floats = NDArray[np.float32]
 _NUCLEUS_FLOORS = (1e-2, 1e-4, 1e-8, 0.0)
 """Top-p looks only at weights above the first of these under which they hold enough; it seldom sorts the whole row."""
@@ -48,7 +52,9 @@ def finite_rows(logits: Floats) -> NDArray[np.bool_]:
 class Sampler:
     """Draws one sequence's tokens and remembers what penalties and bans need to know about them."""
 
-    __slots__ = ("_bias", "_early", "_eos", "_generated", "_greedy", "_params", "_penalties", "_rng", "_stop", "_stop_ids")
+    __slots__ = (
+        "_bias", "_early", "_eos", "_generated", "_greedy", "_params", "_penalties", "_rng", "_stop", "_stop_ids", "matcher",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -57,26 +63,39 @@ class Sampler:
         eos_token_ids: tuple[int, ...],
         prompt_token_ids: NDArray[np.int32],
         fallback_seed: int,
+        matcher: Matcher | None = None,
     ) -> None:
-        self._params, self._stop = params, stop
+        self._params, self._stop, self.matcher = params, stop, matcher
         self._eos = frozenset(eos_token_ids)
         self._stop_ids = frozenset(stop.token_ids)
         self._early = self._eos | self._stop_ids
         self._generated = 0
-        self._greedy = params.greedy
+        self._greedy = params.greedy and matcher is None
         seed = params.seed if params.seed is not None else fallback_seed
         self._rng = None if params.temperature == 0.0 else np.random.default_rng(seed & _SEED_MASK)
         self._penalties = _Penalties(params, prompt_token_ids) if _penalised(params) else None
         self._bias = tuple(params.logit_bias.items())
 
     @property
-    def plain_greedy(self) -> bool:
-        """Whether the next token is the row's plain argmax; then `note` it instead of drawing."""
-        return self._greedy and not self._banned()
+    def greedy(self) -> bool:
+        """Whether the next token is the row's plain argmax unless that is banned; `takes` decides."""
+        return self._greedy
+
+    def takes(self, token_id: int) -> bool:
+        """Take the row's argmax as the next token of a greedy sequence; False: it is banned, and must be drawn."""
+        if token_id in self._banned():
+            return False
+        self.note(token_id)
+        return True
 
     def draw(self, row: Floats, vocabulary: Sequence[bytes]) -> Drawn:
-        """The next token from the finite float32 [vocabulary] `row`; `vocabulary` maps ids to bytes for the alternatives."""
-        token_id = self._choose(row)
+        """The next token from the finite float32 [vocabulary] `row`; `vocabulary` maps ids to bytes for the alternatives.
+
+        `NO_TOKEN` where the constraint allows none.
+        """
+        token_id = self._choose(row) if self.matcher is None else self._choose_allowed(row, self.matcher)
+        if token_id == NO_TOKEN:
+            return Drawn(token_id, None)
         self.note(token_id)
         top = self._params.logprobs
         return Drawn(token_id, None if top is None else _token_logprob(row, token_id, top, vocabulary))
@@ -88,7 +107,9 @@ class Sampler:
             self._penalties.count(token_id)
 
     def stops(self, token_id: int, generated_tokens: int) -> bool:
-        """Whether this token, one of `generated_tokens`, ends the sequence."""
+        """Whether this token, one of `generated_tokens`, ends the sequence and is no part of its text."""
+        if self.matcher is not None and token_id in self._eos and self.matcher.complete:
+            return True
         if generated_tokens < self._stop.min_tokens:
             return False
         return token_id in self._stop_ids or (token_id in self._eos and not self._stop.ignore_eos)
@@ -103,18 +124,40 @@ class Sampler:
         best = int(row.argmax())
         if self._rng is None and not self._bias and self._penalties is None and best not in banned:
             return best
+        logits = self._adjusted(row)
+        _forbid(logits, banned)
+        return best if (chosen := self._pick(logits)) is None else chosen  # nothing left: the model's own choice stands
+
+    def _choose_allowed(self, row: Floats, matcher: Matcher) -> int:
+        if (mask := matcher.mask()) is None:
+            return NO_TOKEN
+        logits = self._adjusted(row)
+        logits += mask
+        only = int(logits.argmax())
+        if not math.isfinite(logits[only]):
+            return NO_TOKEN
+        _forbid(logits, self._banned())
+        chosen = self._pick(logits)
+        if chosen is None:
+            chosen = only
+        matcher.accept(chosen)
+        return NO_TOKEN if matcher.failure else chosen
+
+    def _adjusted(self, row: Floats) -> Floats:
+        """A copy of the row with bias and penalties."""
         logits = row.copy()
         for token_id, bias in self._bias:
             if 0 <= token_id < len(logits):
                 logits[token_id] += bias
         if self._penalties is not None:
             self._penalties.apply(logits)
-        for token_id in banned:
-            if 0 <= token_id < len(logits):
-                logits[token_id] = -np.inf
+        return logits
+
+    def _pick(self, logits: Floats) -> int | None:
+        """The draw itself; None when no id is possible. Writes to `logits`."""
         top = logits.max()
         if not math.isfinite(top):
-            return best  # every id is banned, or a bias left no number: the model's own choice stands
+            return None
         if self._rng is None:
             return int(logits.argmax())
         with np.errstate(over="ignore"):  # further apart than float32 reaches: -inf, as good as impossible
@@ -150,6 +193,12 @@ class _Penalties:
         if self._repetition != 1.0:
             values = np.where(values > 0, values / self._repetition, values * self._repetition)
         logits[ids] = values - self._frequency * counts - self._presence * (counts > 0)
+
+
+def _forbid(logits: Floats, banned: frozenset[int]) -> None:
+    for token_id in banned:
+        if 0 <= token_id < len(logits):
+            logits[token_id] = -np.inf
 
 
 def _penalised(params: SamplingParams) -> bool:

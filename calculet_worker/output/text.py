@@ -28,16 +28,22 @@ class TextStream:
         self.stopped = False
         """A stop string came; the text ends before it."""
 
+    @property
+    def held(self) -> int:
+        """Characters that a stop string may yet take back."""
+        return len(self._held)
+
     def push(self, token_id: int) -> str:
         """The text that this token makes certain; it may be empty, or longer than the token's own."""
-        return self._release(self._decode(self._vocabulary[token_id]))
+        return self.push_text(self._decode(self._vocabulary[token_id]))
 
     def flush(self) -> str:
         """What was held for a stop string, when no token follows; a character that the end cut in two is not shown."""
         held, self._held = self._held, ""
         return held
 
-    def _release(self, text: str) -> str:
+    def push_text(self, text: str) -> str:
+        """The same for text that is made already."""
         if not self._matchers:
             return text
         if self.stopped or not text:

@@ -103,7 +103,8 @@ class QueueState:
     """Nobody is before it, and lane, KV and its tenant's limit allow it."""
     waiting: int
     waiting_tokens: int
-    over_quota: CalculetError | None
+    take_quota: Callable[[], CalculetError | None]
+    """Takes its prompt tokens from what its tenant may let wait; why not, when they are not there."""
 
 
 class AdmissionController:
@@ -165,9 +166,10 @@ class AdmissionController:
                 "(admission.max_waiting_prompt_tokens)"
             )
             return RejectCapacity(OverCapacity(message, retry_after_s=self._drain.retry_after_s(now.waiting, now_ns)))
-        if now.over_quota is not None:
-            return RejectCapacity(now.over_quota)
-        return self._hopeless(now.waiting, deadline_ns, now_ns) or Queue(size)
+        if (hopeless := self._hopeless(now.waiting, deadline_ns, now_ns)) is not None:
+            return hopeless
+        over_quota = now.take_quota()
+        return Queue(size) if over_quota is None else RejectCapacity(over_quota)
 
     def _hopeless(self, waiting: int, deadline_ns: int, now_ns: int) -> RejectCapacity | None:
         """Whoever cannot get a lane before the deadline is told now, not then (scheduling §5.2)."""

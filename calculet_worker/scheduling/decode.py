@@ -43,8 +43,8 @@ class DecodeQueue:
     """Sequences that are DECODE_READY, in the order in which they became so."""
 
     __slots__ = (
-        "_chooser", "_generation", "_max_rows", "_policy", "_ready", "_share", "_sla_ns", "_step_ns", "_thresholds", "_window_ns",
-        "virtual_time",
+        "_chooser", "_generation", "_hysteresis", "_max_rows", "_policy", "_ready", "_share", "_sla_ns", "_step_ns", "_thresholds",
+        "_window_ns", "virtual_time",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +53,7 @@ class DecodeQueue:
         self._generation, self._policy, self._step_ns = generation, policy, step_ns
         self._share, self._window_ns = config.tenant_lane_share, config.batching_window_us * US
         self._sla_ns = None if config.token_sla_ms is None else config.token_sla_ms * MS
-        self._thresholds = config.thresholds
+        self._thresholds, self._hysteresis = config.thresholds, config.hysteresis_steps
         self._ready: dict[int, SequenceState] = {}
         self._chooser = ProfileChooser(profiles, config)
         self._max_rows = profiles[-1].compiled_batch
@@ -68,9 +68,9 @@ class DecodeQueue:
         """What steps choose from, smallest first."""
         return self._chooser.profiles
 
-    def use(self, profiles: tuple[BatchProfile, ...]) -> None:
-        """The profiles to choose from, smallest first."""
-        self._chooser.use(profiles, self._thresholds)
+    def use(self, profiles: tuple[BatchProfile, ...], tightly: bool = False) -> None:
+        """The profiles to choose from, smallest first; `tightly`: the smallest that holds what is ready, whatever is configured."""
+        self._chooser.use(profiles, {} if tightly else self._thresholds, 0 if tightly else self._hysteresis)
         self._max_rows = profiles[-1].compiled_batch
 
     def push(self, seq: SequenceState) -> None:

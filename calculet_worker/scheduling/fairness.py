@@ -7,7 +7,7 @@ Within a line finish times only grow, so lines are first-in-first-out and a heap
 second one for long prompts, of which only `max_long` may be in prefill at once (§6: what cannot be cut is held back by a quota);
 those that wait for that hold up nobody else, their own tenant's short ones included. Global time is the finish time of what was
 last taken (self-clocked), so a tenant that was idle starts at the present: idleness earns nothing. A tenant at its
-`max_active` leaves the heap until one of its requests ends.
+`max_active` leaves the heap until one of its requests ends. What a tenant lets wait is taken from a ledger that all boards share.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from calculet_core.config import TenantConfig
 from calculet_core.errors import TenantQuota
+from calculet_core.limits import Limits, LocalLimits
 from calculet_core.requests import SequenceState
 
 
@@ -44,11 +45,15 @@ class Tenant:
 
     def __init__(self, name: str, config: TenantConfig | None) -> None:
         self.name = name
-        self.max_active = config.max_active if config else None
-        self.max_waiting_tokens = config.max_waiting_tokens if config else None
+        self.limit(config)
         self.lines = (Line(self, False), Line(self, True))
         self.active = self.waiting_tokens = 0
         self.virtual_time = 0.0
+
+    def limit(self, config: TenantConfig | None) -> None:
+        """What it may; None: it is not configured."""
+        self.max_active = config.max_active if config else None
+        self.max_waiting_tokens = config.max_waiting_tokens if config else None
 
     @property
     def may_start(self) -> bool:
@@ -68,11 +73,17 @@ class TenantShown(NamedTuple):
 class FairQueue:
     """Requests that wait for a lane. Weights come from the control plane, never from a request's parameters.
 
-    A prompt of more than `long_above` tokens is long; None for `max_long`: as many as there are lanes.
+    A prompt of more than `long_above` tokens is long; None for `max_long`: as many as there are lanes. `limits` is the ledger of
+    waiting tokens; None: this board is alone.
     """
 
     def __init__(
-        self, tenants: Iterable[TenantConfig], cost_decode_weight: float, long_above: int = 0, max_long: int | None = None
+        self,
+        tenants: Iterable[TenantConfig],
+        cost_decode_weight: float,
+        long_above: int = 0,
+        max_long: int | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self._configs = {tenant.name: tenant for tenant in tenants}
         self._tenants: dict[str, Tenant] = {}
@@ -82,6 +93,9 @@ class FairQueue:
         self._long_above, self._max_long = long_above, max_long
         self._long: set[int] = set()
         """Sequences with a long prompt that have a lane and no token yet."""
+        self._limits: Limits = LocalLimits() if limits is None else limits
+        self._counted: set[int] = set()
+        """Waiting sequences whose tokens were taken from the ledger."""
         self._now = 0.0
         self._count = self._tokens = self._versions = 0
 
@@ -98,16 +112,26 @@ class FairQueue:
         """Global virtual time."""
         return self._now
 
+    def take_tenants(self, tenants: Iterable[TenantConfig]) -> None:
+        """Other weights and limits from now on. What waits keeps its place; what is active runs on, above a smaller limit, too."""
+        self._configs = {tenant.name: tenant for tenant in tenants}
+        for tenant in self._tenants.values():
+            tenant.limit(self._configs.get(tenant.name))
+            for line in tenant.lines:
+                self._offer(line)
+
     # ---------------------------------------------------------------- arrival
-    def over_quota(self, tenant: str, prompt_tokens: int) -> TenantQuota | None:
-        """Why this tenant may not let so many more prompt tokens wait."""
-        state = self._tenant(tenant)
-        limit = state.max_waiting_tokens
-        if limit is None or state.waiting_tokens + prompt_tokens <= limit:
+    def take_quota(self, seq: SequenceState, prompt_tokens: int) -> TenantQuota | None:
+        """Take what the sequence will let wait, until it leaves the queue; or why its tenant may not let so much more wait."""
+        tenant = seq.tenant
+        limit = self._tenant(tenant).max_waiting_tokens
+        if limit is None:
             return None
-        return TenantQuota(
-            f"tenant {tenant}: {state.waiting_tokens} prompt tokens wait and {prompt_tokens} more would pass its limit of {limit}"
-        )
+        if self._limits.take(tenant, prompt_tokens, limit):
+            self._counted.add(seq.seq_id)
+            return None
+        wait = self._limits.total(tenant)
+        return TenantQuota(f"tenant {tenant}: {wait} prompt tokens wait and {prompt_tokens} more would pass its limit of {limit}")
 
     def may_start(self, tenant: str, prompt_tokens: int) -> bool:
         """Whether the tenant is below its `max_active`, and the quota of long prompts allows one of that size."""
@@ -160,6 +184,9 @@ class FairQueue:
         was_head = line.head() is seq
         del line.requests[seq.seq_id]
         line.tenant.waiting_tokens -= seq.prompt_tokens
+        if seq.seq_id in self._counted:
+            self._counted.remove(seq.seq_id)
+            self._limits.give(seq.tenant, seq.prompt_tokens)
         self._tokens -= seq.prompt_tokens
         self._count -= 1
         if was_head or not self._may_start(line):

@@ -29,13 +29,13 @@ class ProfileChooser:
     __slots__ = ("_asked_down", "_from", "_hysteresis", "_last", "_max_wait_steps", "profiles")
 
     def __init__(self, profiles: tuple[BatchProfile, ...], config: BatchConfig) -> None:
-        self._hysteresis, self._max_wait_steps = config.hysteresis_steps, config.max_ready_wait_steps
+        self._max_wait_steps = config.max_ready_wait_steps
         self._last = self._asked_down = 0
-        self.use(profiles, config.thresholds)
+        self.use(profiles, config.thresholds, config.hysteresis_steps)
 
-    def use(self, profiles: tuple[BatchProfile, ...], thresholds: Mapping[int, int]) -> None:
+    def use(self, profiles: tuple[BatchProfile, ...], thresholds: Mapping[int, int], hysteresis_steps: int) -> None:
         """Choose among these from now on, smallest first."""
-        self.profiles = profiles
+        self.profiles, self._hysteresis = profiles, hysteresis_steps
         held = (0, *(profile.compiled_batch for profile in profiles[:-1]))
         self._from = [thresholds.get(profile.compiled_batch, below + 1) for profile, below in zip(profiles, held, strict=True)]
         self._last = self._asked_down = 0

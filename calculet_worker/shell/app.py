@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import uvloop
@@ -28,14 +28,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
 from calculet_core.config import BoardConfig
-from calculet_core.errors import ArtifactError, CalculetError, ConfigError, ExitCode
+from calculet_core.errors import ArtifactError, ConfigError, ExitCode
 from calculet_core.ids import WireKey
+from calculet_core.shell.curve import Gatekeeper, read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal, LineFile
-from calculet_core.shell.link import Frames, Link, bind_router, connect_dealer
+from calculet_core.shell.limits import open_limits
+from calculet_core.shell.link import MAX_MESSAGE_BYTES, Frames, Link, bind_router, bind_router_tcp, connect_dealer
+from calculet_core.shell.logs import set_level
 from calculet_core.shell.packages import load_keys
+from calculet_core.shell.process import is_shortage
 from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
@@ -67,17 +72,20 @@ from calculet_worker.events import (
     PackageVerified,
     RequestArrived,
     RouterLost,
+    TenantsChanged,
     TimeCame,
-    Tokenized,
-    TokenizingFailed,
 )
+from calculet_worker.rehearsal import Rehearsal
+from calculet_worker.shell.chaos import WorkerChaos
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 from calculet_worker.shell.loading import verify
 from calculet_worker.shell.lookups import Lookups
+from calculet_worker.shell.prompts import Prompts
 from calculet_worker.shell.reporting import Reporter
 from calculet_worker.shell.routers import Peer, Routers
+from calculet_worker.shell.spans import open_spans
 from calculet_worker.shell.telemetry import Telemetry
-from calculet_worker.shell.tokenizing import PromptTokenizer, TokenizingPool
+from calculet_worker.shell.tokenizing import PromptTokenizer
 from calculet_worker.shell.tracing import Tracer
 
 SWITCH_INTERVAL_S = 0.0005
@@ -86,6 +94,10 @@ HOUSEKEEPING_S = 0.2
 """Leases, credit, journal."""
 STALL_NS = 1 * S
 """Between two rounds of it: longer, and this process did not run."""
+GC_THRESHOLDS = (20_000, 20, 100)
+"""Young objects before they are looked through: the default, 700, does that every few steps, on the way to the next job."""
+WARM_FOR_NS = 1 * MS
+"""After an event was handled the processor counts as warm for so long."""
 MIN_REPORT_GAP_S = 0.02
 FLUSH_GRACE_S = 0.05
 """For ZeroMQ's own thread to write the last messages before the sockets close."""
@@ -108,10 +120,12 @@ class Worker:
         config = fleet.config
         self._fleet, self._board, self._epoch, self._device, self._keys = fleet, board, epoch, device, keys
         self._data_path = fleet.worker_socket(board.name, epoch)
+        limited = [tenant.name for tenant in config.tenants if tenant.max_waiting_tokens]
+        self._limits = open_limits(fleet.limits("waiting"), limited, 0)
         self._engine = Engine(
             board.name, epoch, os.getpid(), f"ipc://{self._data_path}", device.limits(), config.recovery,
             int.from_bytes(os.urandom(8), "little"), config.tenants, int(board.dram_gib * DRAM_UNIT),
-            time.monotonic_ns if config.trace.steps else None,
+            time.monotonic_ns if config.trace.steps or (config.tracing.endpoint and config.tracing.jobs) else None, self._limits,
         )  # fmt: skip
         self._routers = Routers(3 * config.router.lease_interval_ms * MS)
         self._journal = Journal(fleet.journal(f"worker-{board.name}"), config.journal.max_bytes, config.journal.keep)
@@ -119,10 +133,11 @@ class Worker:
         tenants = [tenant.name for tenant in config.tenants]
         self._telemetry = Telemetry(board.name, self._engine, device, tenants, armed)
         self._reporter = Reporter(device)
+        self._holding = Holding(fleet, "worker", board.name)
         trace = config.trace
         steps = LineFile(fleet.step_trace(board.name), trace.max_bytes, trace.keep) if trace.steps else None
         self._tracer = Tracer(steps, board.name, epoch) if steps is not None else None
-        self._pool = TokenizingPool()
+        self._spans = open_spans(config.tracing, board.name, epoch)
         self._tokenizer: PromptTokenizer | None = None
         self._events: deque[Event] = deque()
         self._handling = self._flushing = False
@@ -130,14 +145,16 @@ class Worker:
         self._wakeup_ns: int | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._reported_s, self._retry_s = 0.0, MIN_REPORT_GAP_S
-        self._kept_ns = time.monotonic_ns()
+        self._kept_ns = self._handled_ns = time.monotonic_ns()
+        self._rehearsal: Rehearsal | None = None
         self._stop_asked = False
+        self._gatekeeper: Gatekeeper | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._performers: dict[type[Any], Callable[[Any], None]] = {
             SubmitJob: self._submit, GiveBack: self._give_back, ReleaseLane: self._release_lane, Tokenize: self._tokenize,
             ToRouter: self._to_router, VerifyPackage: self._verify_package, ConfigureDevice: self._device_work,
             UnconfigureDevice: self._device_work, ResetDevice: self._device_work, Announce: self._announce,
-            Record: self._record, TraceSteps: self._trace, Exit: self._exit,
+            Record: self._record if self._spans is None else self._record_traced, TraceSteps: self._trace, Exit: self._exit,
         }  # fmt: skip
 
     async def run(self) -> tuple[int, str]:
@@ -149,12 +166,19 @@ class Worker:
             loop.add_signal_handler(number, self._asked_to_stop, signal.Signals(number).name)
         threading.excepthook = lambda args: loop.call_soon_threadsafe(self._bug, args.exc_value)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        chaos = self._chaos = self._make_chaos() if self._fleet.config.chaos.enabled else None
+        heard = chaos.way(self._from_router) if chaos is not None else self._from_router
         executor = SynchronousExecutor if self._board.synchronous else Executor
-        self._executor = executor(self._device, lambda event: loop.call_soon_threadsafe(self._handle, event))
-        self._data: Link = bind_router(
-            context, self._data_path, self._from_router, lambda: self._bad("stranger", "not a ZeroMQ peer")
-        )
-        self._lookups = Lookups(self._epoch, self._pool, self._data.send)
+        self._executor = executor(
+            self._device, lambda event: loop.call_soon_threadsafe(self._handle, event),
+            lambda: loop.call_soon_threadsafe(self._rehearse),
+        )  # fmt: skip
+        self._data: Link = self._bind(context, heard)
+        self._engine.endpoint = self._data.endpoint
+        self._say = chaos.way(self._data.send) if chaos is not None else self._data.send
+        self._prompts = Prompts(self._fleet.config.constraints, self._handle, self._telemetry.compiled)
+        self._telemetry.watch(self._prompts.constraints)
+        self._lookups = Lookups(self._epoch, self._prompts.pool, self._say)
         self._supervisor: Link = connect_dealer(context, str(self._fleet.supervisor_socket), self._from_supervisor)
         metrics_path = self._fleet.metrics_socket(f"worker-{self._board.name}")
         metrics = await serve_metrics(metrics_path, self._exposition)
@@ -174,16 +198,38 @@ class Worker:
                 task.cancel()
             metrics.close()
             self._data.close()
+            if self._gatekeeper is not None:
+                self._gatekeeper.close()
             self._supervisor.close()
             context.destroy(linger=0)
             for path in (self._data_path, metrics_path):
                 path.unlink(missing_ok=True)
-            self._pool.close()
+            self._prompts.close()
             if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
                 log.error("the device thread is stuck in the device; the process ends without it")
             self._journal.close()
+            if self._limits is not None:
+                self._limits.close()
             if self._tracer is not None:
                 self._tracer.close(time.monotonic_ns())
+            if self._spans is not None:
+                self._spans.close()
+
+    def _bind(self, context: zmq.Context[zmq.Socket[bytes]], from_router: Callable[[Frames], object]) -> Link:
+        """Where routers come in: a Unix socket, or TCP with CURVE and a gatekeeper."""
+        heard = (
+            from_router,
+            lambda: self._bad("stranger", "not a ZeroMQ peer"),
+            lambda: self._bad("oversize", f"above {MAX_MESSAGE_BYTES} bytes"),
+        )
+        if self._board.listen is None:
+            return bind_router(context, self._data_path, *heard)
+        keys = read_curve_keys(self._fleet.curve, "worker")
+        self._gatekeeper = Gatekeeper(context, keys.peer, lambda: self._bad("denied", "no key of this fleet's routers"))
+        try:
+            return bind_router_tcp(context, self._board.listen, keys, *heard)
+        except zmq.ZMQError as error:
+            raise ConfigError(f"board {self._board.name}: cannot listen on {self._board.listen}: {error}") from None
 
     # ---------------------------------------------------------------- the engine
     def _handle(self, event: Event) -> None:
@@ -201,6 +247,13 @@ class Worker:
             self._bug(error)
         finally:
             self._handling = False
+            self._handled_ns = time.monotonic_ns()
+
+    def _rehearse(self) -> None:
+        """A step should end soon: run a tick on scratch data, unless something real has just warmed the processor, or is due."""
+        now_ns = time.monotonic_ns()
+        if self._rehearsal is not None and not self._events and now_ns - self._handled_ns > WARM_FOR_NS:
+            self._rehearsal.tick(now_ns)
 
     def _perform(self, action: Action) -> None:
         self._performers[type(action)](action)
@@ -229,6 +282,9 @@ class Worker:
         self._end(ExitCode.BUG, f"bug: {type(error).__name__}: {error}")
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if is_shortage(context.get("exception")):
+            log.error("%s: %s", context.get("message"), context["exception"])
+            return
         self._bug(context.get("exception") or RuntimeError(context.get("message")))
 
     def _end(self, code: int, reason: str) -> None:
@@ -249,6 +305,8 @@ class Worker:
     def _trace(self, action: TraceSteps) -> None:
         if self._tracer is not None:
             self._tracer.steps(action)
+        if self._spans is not None:
+            self._spans.steps(action)
 
     def _give_back(self, action: GiveBack) -> None:
         self._device.give_back(action.completion)
@@ -258,19 +316,8 @@ class Worker:
 
     def _tokenize(self, action: Tokenize) -> None:
         assert self._tokenizer is not None, "a request was let in before a package was verified"
-        key, loop = action.key, self._loop
-
-        def event(result: Any) -> Event:
-            return TokenizingFailed(key, result) if isinstance(result, CalculetError) else Tokenized(key, result)
-
-        if self._tokenizer.is_quick(action.prompt, action.size):
-            self._events.append(event(self._tokenizer.encode_or_error(action.prompt)))
-        else:
-
-            def done(result: Any) -> None:
-                loop.call_soon_threadsafe(self._handle, event(result))
-
-            self._pool.encode(self._tokenizer, action.prompt, done)
+        if (event := self._prompts.start(action, self._tokenizer)) is not None:
+            self._events.append(event)
 
     def _to_router(self, action: ToRouter) -> None:
         self._routers.add(action)
@@ -279,7 +326,10 @@ class Worker:
             self._loop.call_soon(self._flush)
 
     def _verify_package(self, action: VerifyPackage) -> None:
-        task = self._loop.create_task(self._verify(action))
+        self._begin(self._verify(action))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -293,6 +343,8 @@ class Worker:
 
     def _device_work(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> None:
         self._executor.perform(action)
+        if isinstance(action, ConfigureDevice) and not self._device.limits().on_host:
+            self._rehearsal = Rehearsal(action.package.manifest.lanes, time.monotonic_ns())
 
     def _announce(self, _: Announce) -> None:
         for peer in self._routers.live():
@@ -305,6 +357,11 @@ class Worker:
         self._telemetry.count(action.event)
         if action.event.event != history.BOARD_JOB:  # one for every step: counted, not kept
             self._journal.append(action.event)
+
+    def _record_traced(self, action: Record) -> None:
+        assert self._spans is not None
+        self._spans.recorded(action.event)
+        self._record(action)
 
     def _exit(self, action: Exit) -> None:
         self._end(action.code, action.reason)
@@ -324,6 +381,8 @@ class Worker:
         if peer is None:
             self._bad("unknown_router", type(message).__name__)
         elif isinstance(message, wire.Submit):
+            if self._spans is not None and message.traceparent is not None:
+                self._spans.arrived(message, now_ns)
             self._handle(RequestArrived(peer.router, message))
         elif isinstance(message, wire.Lookup):
             self._lookups.ask(identity, message, self._tokenizer, self._engine.hello().digest)
@@ -349,7 +408,7 @@ class Worker:
             self._tracer.flushed(time.monotonic_ns())
 
     def _send(self, peer: Peer, frames: Frames) -> None:
-        if not self._data.send(frames):
+        if not self._say(frames):
             log.warning("router %08x: a message could not be sent", peer.router)
 
     # ---------------------------------------------------------------- supervisor
@@ -362,8 +421,22 @@ class Worker:
             return
         if isinstance(message, COMMANDS):
             self._handle(CommandArrived(message))
+        elif isinstance(message, wire.TakeConfiguration):
+            self._begin(self._take_configuration(message))
+        elif isinstance(message, wire.Disturb) and self._chaos is not None:
+            self._chaos.take(message)
         else:
             self._bad("unexpected", type(message).__name__)
+
+    async def _take_configuration(self, order: wire.TakeConfiguration) -> None:
+        """What can be taken live; the report says how it went."""
+        standing = await self._holding.read(order.live)
+        if standing is not None:
+            tenants = standing.fleet.tenants
+            set_level(standing.fleet.log.level)
+            self._telemetry.take_tenants(tenant.name for tenant in tenants)
+            self._handle(TenantsChanged(tenants))
+        self._report()
 
     def _report(self) -> None:
         """Now; again soon when nobody is connected, less and less so."""
@@ -371,7 +444,7 @@ class Worker:
             self._report_due.cancel()
             self._report_due = None
         self._reported_s = self._loop.time()
-        report = self._reporter.complete(self._engine.report(time.monotonic_ns()), self._data.dropped)
+        report = self._reporter.complete(self._engine.report(time.monotonic_ns()), self._data.dropped, self._holding)
         if self._supervisor.send(wire.encode(report)):
             self._retry_s = MIN_REPORT_GAP_S
         else:
@@ -418,6 +491,11 @@ class Worker:
         return self._telemetry.exposition(time.monotonic_ns(), self._executor.busy_ns())
 
     # ---------------------------------------------------------------- edges
+    def _make_chaos(self) -> WorkerChaos:
+        chaos = WorkerChaos(self._board.name, self._epoch, self._journal)
+        chaos.around(self._performers)
+        return chaos
+
     def _asked_to_stop(self, name: str) -> None:
         """The first signal drains, the second ends at once."""
         if self._stop_asked:
@@ -454,6 +532,7 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
         worker = Worker(fleet, board, epoch, open_device(board, fleet.config.fault_injection), keys)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.freeze()  # a full collection over all that was imported takes longer than a decode step
+        gc.set_threshold(*GC_THRESHOLDS)
         code, reason = uvloop.new_event_loop().run_until_complete(worker.run())
     except Exception as error:
         code, reason = exit_code_of(error), str(error)

@@ -1,9 +1,10 @@
 """The device thread: everything of the board that may block happens here, and nothing else does.
 
 `submit` is called on the actor's thread, as a device never blocks in it; the device thread then waits for completions and hands
-each to the loop. While a job is out it waits in slices, so that a reset or an end is not kept waiting by a job's time limit; with
-nothing out it sleeps on its inbox. A job whose deadline passes is reported lost (rc 13) but still waited for: its late
-completion is what proves that its buffers are free.
+each to the loop, BF16 logits widened to float32. While a job is out it waits in slices, so that a reset or an end is not kept
+waiting by a job's time limit; with nothing out it sleeps on its inbox. Once in a long job, shortly before it should end, it wakes
+the loop for a rehearsal. A job whose deadline passes is reported lost (rc 13) but still waited for: its late completion is what
+proves that its buffers are free.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from calculet_core.clock import MS
-from calculet_core.jobs import JobHandle, ReturnCode
+from calculet_core.jobs import Completion, Holdings, JobHandle, ReturnCode
 from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
 from calculet_worker.device.base import Device
 from calculet_worker.events import (
@@ -29,6 +31,7 @@ from calculet_worker.events import (
     JobRefused,
     JobSubmitted,
 )
+from calculet_worker.output.bf16 import BITS, Widener
 
 SLICE_NS = 50 * MS
 log = logging.getLogger("calculet.executor")
@@ -37,15 +40,18 @@ Deliver = Callable[[Event], Any]
 
 
 class Executor:
-    """Owns the device thread. `deliver` is called on it and must be safe to call from any thread."""
+    """Owns the device thread. `deliver` and `rehearse` are called on it and must be safe to call from any thread."""
 
-    def __init__(self, device: Device, deliver: Deliver) -> None:
-        self._device, self._deliver = device, deliver
+    def __init__(self, device: Device, deliver: Deliver, rehearse: Callable[[], Any] | None = None) -> None:
+        self._device, self._deliver, self._rehearse = device, deliver, rehearse
+        self._rehearse_ns: int | None = None
+        """When the rehearsal for the job that was submitted last is due."""
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deadlines: dict[int, int] = {}
         self._unproven: set[int] = set()
         """Jobs reported lost whose end nobody has seen."""
         self._busy = _BusyClock()
+        self._widener = Widener()
         self._stopping = False
         self._start()
 
@@ -57,6 +63,7 @@ class Executor:
     def submit(self, action: SubmitJob) -> JobSubmitted | JobRefused:
         """Submit at once; the device thread learns of it."""
         job_id = action.job.job_id
+        self._rehearse_ns = action.rehearse_ns
         self._deadlines[job_id] = action.deadline_ns  # before: it may complete before `submit` has returned
         answer = self._device.submit(action.job, action.engine)
         if isinstance(answer, JobHandle):
@@ -99,18 +106,26 @@ class Executor:
         first = min(self._deadlines.copy().values(), default=None)
         now = time.monotonic_ns()
         timeout = SLICE_NS if first is None else max(0, min(SLICE_NS, first - now))
+        early = self._rehearse_ns
+        if early is not None:
+            timeout = max(0, min(timeout, early - now))
         try:
             found = self._device.wait_any(timeout)
         except Exception:
             log.exception("device: waiting failed")
             found = ReturnCode.OTHER
         if not isinstance(found, ReturnCode):
+            self._rehearse_ns = None
             if self._deadlines.pop(found.job_id, None) is not None:
                 self._busy.change(-1)
             self._unproven.discard(found.job_id)
-            self._deliver(JobCompleted(found, time.monotonic_ns()))
+            self._deliver(self._completed(found))
         elif found == ReturnCode.TIMEOUT:
             now = time.monotonic_ns()
+            if early is not None and early <= now:
+                self._rehearse_ns = None
+                if self._rehearse is not None:
+                    self._rehearse()
             for job_id, deadline in self._deadlines.copy().items():
                 if deadline <= now:
                     self._lose(job_id, found)
@@ -118,6 +133,13 @@ class Executor:
             for job_id in self._deadlines.copy():
                 self._lose(job_id, found)
             self._unproven.clear()  # the device has said that it will not tell
+
+    def _completed(self, found: Completion) -> JobCompleted:
+        arrived_ns = time.monotonic_ns()
+        if found.logits is None or found.logits.dtype != BITS or found.logits.ndim != 2:
+            return JobCompleted(found, arrived_ns)
+        wide = replace(found, logits=self._widener.widen(found.buffer_id, found.logits))
+        return JobCompleted(wide, arrived_ns, time.monotonic_ns() - arrived_ns)
 
     def _lose(self, job_id: int, rc: ReturnCode) -> None:
         if self._deadlines.pop(job_id, None) is not None:
@@ -129,7 +151,8 @@ class Executor:
         if isinstance(action, ConfigureDevice):
             return self._configure(action)
         if isinstance(action, UnconfigureDevice):
-            return DeviceUnconfigured(action.generation, self._code(self._device.reset_configuration))
+            rc = self._code(self._device.reset_configuration)
+            return DeviceUnconfigured(action.generation, rc, self._holdings())
         rc = self._code(self._device.reset)
         if rc == ReturnCode.OK:
             self._busy.change(-len(self._deadlines))
@@ -138,14 +161,27 @@ class Executor:
         return DeviceReset(rc)
 
     def _configure(self, action: ConfigureDevice) -> DeviceConfigured:
+        before = self._holdings()
         try:
             rc = self._device.configure(action.package, action.generation)
             if rc != ReturnCode.OK:
-                return DeviceConfigured(action.generation, int(rc))
-            return DeviceConfigured(action.generation, int(rc), self._device.inspect())
+                return DeviceConfigured(action.generation, int(rc), before=before)
+            return DeviceConfigured(action.generation, int(rc), self._device.inspect(), before=before)
         except Exception as error:
             log.exception("device: configuring failed")
-            return DeviceConfigured(action.generation, ReturnCode.OTHER, detail=f"{type(error).__name__}: {error}")
+            detail = f"{type(error).__name__}: {error}"
+            return DeviceConfigured(action.generation, ReturnCode.OTHER, detail=detail, before=before)
+
+    def _holdings(self) -> Holdings:
+        """What the device's own counters say that it holds."""
+        try:
+            used = [chip.memory_used_bytes for chip in self._device.telemetry()]
+            counters = self._device.counters()
+        except Exception as error:
+            log.exception("device: its counters cannot be read")
+            return Holdings(error=f"{type(error).__name__}: {error}")
+        known = [size for size in used if size is not None]
+        return Holdings(sum(known) if known and len(known) == len(used) else None, counters.pending, counters.left)
 
     def _code(self, call: Callable[[], ReturnCode]) -> int:
         try:

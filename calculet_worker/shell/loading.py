@@ -13,6 +13,7 @@ from calculet_core.artifact import Package, incompatible
 from calculet_core.config import BoardConfig, SchedulerConfig
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.jobs import DeviceVersions
+from calculet_core.shell.curve import read_curve_keys
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import read_package, verify_package
 from calculet_worker.actions import VerifyPackage
@@ -66,12 +67,15 @@ def check_configuration(fleet: Fleet, board: BoardConfig) -> None:
     """What can be known to be wrong before anything starts. A package that cannot be read yet is the load's business.
 
     Raises:
-        ConfigError: the scheduler file is wrong, or names a profile that the configured package does not have.
+        ConfigError: the scheduler file is wrong, or names a profile that the configured package does not have; or the board listens
+            on TCP and has no CURVE keys.
     """
-    model = fleet.model_of(board.name)
-    fleet.scheduler_of(model.alias)
-    try:
-        package = read_package(fleet.resolve(model.package))
-    except ArtifactError:
-        return
-    scheduler_for(fleet, board, model.alias, package)
+    if board.listen is not None:
+        read_curve_keys(fleet.curve, "worker")
+    for model in fleet.models_of(board.name):
+        fleet.scheduler_of(model.alias)
+        try:
+            package = read_package(fleet.resolve(model.package))
+        except ArtifactError:
+            continue
+        scheduler_for(fleet, board, model.alias, package)

@@ -42,7 +42,7 @@ class Lookups:
             self._answer(identity, message, InvalidValue(text, param="prompt"))
         else:
             ids = result.tolist()
-            pieces = [_piece(tokenizer, token_id) for token_id in ids] if message.want_pieces else None
+            pieces = [tokenizer.piece(token_id) for token_id in ids] if message.want_pieces else None
             self._answer(identity, message, wire.LookupAnswer(message.request_id, self._epoch, ids, pieces))
 
     def _answer(self, identity: bytes, message: wire.Lookup, found: CalculetError | str | wire.LookupAnswer) -> None:
@@ -54,14 +54,9 @@ class Lookups:
 
 
 def _decode(tokenizer: PromptTokenizer, token_ids: Sequence[int]) -> CalculetError | str:
-    """The ids' bytes as text; what is no UTF-8 on its own becomes U+FFFD, and control tokens are spelled out."""
+    """The ids' text, or which of them there is not."""
     size = len(tokenizer.vocabulary)
     for place, token_id in enumerate(token_ids):
         if token_id >= size:
             return InvalidValue(f"tokens[{place}]: {token_id} is not in the vocabulary (0 to {size - 1})", param="tokens")
-    return b"".join([_piece(tokenizer, token_id) for token_id in token_ids]).decode(errors="replace")
-
-
-def _piece(tokenizer: PromptTokenizer, token_id: int) -> bytes:
-    """A token's bytes; of a control token its name."""
-    return tokenizer.vocabulary[token_id] or tokenizer.control_names.get(token_id, "").encode()
+    return tokenizer.text_of(token_ids)

@@ -8,8 +8,10 @@ from dataclasses import asdict
 import msgspec
 
 from calculet_core import wire
+from calculet_core.shell.holding import Holding
 from calculet_core.shell.process import rss_bytes
 from calculet_worker.device.base import Device
+from calculet_worker.shell.constraints import AVAILABLE
 
 _SERIAL_SALT = b"calculet/board-serial/"
 """Reports tell boards apart without saying which they are."""
@@ -32,12 +34,15 @@ class Reporter:
 
     def introduce(self, hello: wire.WorkerHello) -> wire.WorkerHello:
         """The whole greeting."""
-        return msgspec.structs.replace(hello, versions=self._versions, chips=len(self._device.telemetry()))
+        return msgspec.structs.replace(hello, versions=self._versions, chips=len(self._device.telemetry()), constrains=AVAILABLE)
 
-    def complete(self, report: wire.WorkerReport, lost_messages: int) -> wire.WorkerReport:
+    def complete(self, report: wire.WorkerReport, lost_messages: int, holding: Holding) -> wire.WorkerReport:
         """The whole report; `lost_messages` counts sends to routers that ZeroMQ refused."""
         chips = [wire.ChipReport(**asdict(chip)) for chip in self._device.telemetry()]
-        return msgspec.structs.replace(report, **self._versions, chips=chips, rss_bytes=rss_bytes(), lost_messages=lost_messages)
+        return msgspec.structs.replace(
+            report, **self._versions, chips=chips, rss_bytes=rss_bytes(), lost_messages=lost_messages,
+            config_start=holding.start, config_live=holding.live, config_error=holding.error,
+        )  # fmt: skip
 
 
 def serial_hash(serial: str) -> str:

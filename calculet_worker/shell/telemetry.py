@@ -14,6 +14,7 @@ from calculet_core.shell.telemetry import Collectors
 from calculet_core.states.model_generation import ModelState
 from calculet_worker.device.base import Device
 from calculet_worker.engine import Engine
+from calculet_worker.shell.constraints import Constraints
 
 OTHER = "other"
 """Label of tenants that no configuration names."""
@@ -28,6 +29,9 @@ class Telemetry:
         self._tenants = frozenset(tenants)
         self._metric = Collectors("worker", board=board)
         self._busy_told_ns = 0
+        self._constraints: Constraints | None = None
+        self._told: dict[str, float] = {}
+        """Totals that others keep, as of the last scrape."""
         self._phase: tuple[str, int] | None = None
         self._fault_ns: int | None = None
         self._counters: dict[str, Callable[[Event], None]] = {
@@ -51,6 +55,21 @@ class Telemetry:
     def bad_message(self, reason: str) -> None:
         """A frame was ignored."""
         self._metric("calculet_worker_bad_messages", reason=reason).inc()
+
+    def watch(self, constraints: Constraints) -> None:
+        """Tell about these from now on."""
+        self._constraints = constraints
+
+    def compiled(self, seconds: float) -> None:
+        """A request's constraint and prompt are ready, or refused."""
+        self._metric("calculet_worker_constraint_compile_seconds").observe(seconds)
+
+    def take_tenants(self, tenants: Iterable[str]) -> None:
+        """Other names are configured now."""
+        gone, self._tenants = self._tenants, frozenset(tenants)
+        for tenant in gone - self._tenants:
+            for name in ("active", "waiting_tokens", "virtual_lag"):
+                self._metric.forget(f"calculet_worker_tenant_{name}", tenant=tenant)
 
     def _tenant(self, name: str) -> str:
         """A label from a closed set."""
@@ -91,6 +110,10 @@ class Telemetry:
             return
         metric("calculet_worker_step_seconds", kind=kind).observe(data["ns"] / S)
         metric("calculet_worker_engine_jobs", engine=data["engine"]).inc()
+        timings = data["timings"]
+        for part, spent_ns in (("h2d", timings.h2d_ns), ("wait", timings.wait_ns), ("d2h", timings.d2h_ns)):
+            if spent_ns is not None:  # what a device does not tell has no sample
+                metric("calculet_worker_device_part_seconds", kind=kind, part=part).inc(spent_ns / S)
         if overlap := data.get("overlap_ns"):
             metric("calculet_worker_overlap_seconds").inc(overlap / S)
         if kind == "decode":
@@ -137,6 +160,7 @@ class Telemetry:
         metric("calculet_worker_inflight_jobs").set(gauges.inflight)
         metric("calculet_worker_inflight_limit").set(gauges.max_inflight)
         metric("calculet_worker_long_prefills").set(gauges.long_prefills)
+        metric("calculet_worker_buffer_wait_seconds").set(gauges.buffer_wait_s)
         metric("calculet_worker_kv_hint_denied").set(gauges.device_full)
         metric("calculet_worker_generation").set(gauges.generation)
         metric("calculet_worker_fault_injection_armed").set(self._armed)
@@ -159,7 +183,26 @@ class Telemetry:
             for value_of, value in values.items():
                 metric(name, **{label: value_of}).set(value)
         self._device_gauges()
+        if self._constraints is not None:
+            self._constraint_gauges(self._constraints)
         return metric.exposition()
+
+    def _constraint_gauges(self, constraints: Constraints) -> None:
+        metric = self._metric
+        metric("calculet_worker_constraints_cached").set(constraints.cached)
+        metric("calculet_worker_constraints_compiling").set(constraints.compiling)
+        for limit, value in constraints.limits.items():
+            metric("calculet_worker_limit", limit=f"constraints.{limit}").set(value)
+        for result, count in constraints.results.items():
+            metric("calculet_worker_constraints", result=result).inc(self._more(result, count))
+        metric("calculet_worker_constraint_masks").inc(self._more("masks", constraints.masks))
+        metric("calculet_worker_constraint_mask_seconds").inc(self._more("mask_ns", constraints.mask_ns) / S)
+
+    def _more(self, name: str, total: float) -> float:
+        """What a total has grown by since the last scrape."""
+        grown = total - self._told.get(name, 0)
+        self._told[name] = total
+        return grown
 
     def _device_gauges(self) -> None:
         counters = self._device.counters()

@@ -13,25 +13,22 @@ of 134,000 tokens delays the loop by 4 ms at most; its plain `encode` by 26 ms).
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import jinja2
 import msgspec
 import numpy as np
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
 from calculet_core.artifact import Package, TokenizerInfo
 from calculet_core.errors import ArtifactError, CalculetError, InternalError, InvalidValue, Unsupported
 from calculet_core.requests import Prompt
 from calculet_core.shell.files import read_bounded
+from calculet_worker.shell.chat_template import CUT, ChatTemplate, any_of, shield_for
 
 TokenIds = NDArray[np.int32]
 
@@ -42,9 +39,6 @@ QUICK_IDS = 4096
 QUICK_MESSAGES = 4
 _PLAIN_KEYS = {"role", "content"}
 MAX_TOKENIZER_BYTES = 64 << 20
-MAX_RENDERED_CHARACTERS = 32 << 20
-_CUT = "\ufdd0"
-"""A code point that is no character: where a message's text is cut for encoding. In a message it is dropped."""
 
 
 class PromptTokenizer:
@@ -60,14 +54,16 @@ class PromptTokenizer:
         self._codec: _Codec = _ByteCodec(info) if info.kind == "bytes" else _LibraryCodec(package.root, info)
         self.vocabulary: Sequence[bytes] = self._codec.vocabulary
         """Token id -> its bytes, `vocab_size` entries; specials are b""."""
-        self._shield = _shield_for(self._codec.specials)
+        self._shield = shield_for(self._codec.specials)
         self.control_names = names = {token_id: name for name, token_id in self._codec.specials.items()}
         """How control tokens are spelled, by id."""
-        self._names = {
+        self.eos_token_ids = info.eos_token_ids
+        spelled = {
             "bos_token": names.get(info.bos_token_id if info.bos_token_id is not None else -1, ""),
             "eos_token": names.get(info.eos_token_ids[0] if info.eos_token_ids else -1, ""),
         }
-        self._template = _read_template(package.root / info.chat_template) if info.chat_template else None
+        path = package.root / info.chat_template if info.chat_template else None
+        self._template = ChatTemplate(path, self._shield, spelled) if path is not None else None
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """The prompt's ids, int32 [n], n at least 1.
@@ -79,12 +75,26 @@ class PromptTokenizer:
         if prompt.token_ids is not None:
             ids = self._checked(prompt.token_ids)
         elif prompt.messages is not None:
-            ids = self._with_bos(self._codec.encode(self._render(prompt.messages).split(_CUT)))
+            if self._template is None:
+                raise Unsupported("messages: this model has no chat template; use /v1/completions", param="messages")
+            ids = self._with_bos(self._codec.encode(self._template.render(prompt.messages, prompt.tools)))
         else:
             ids = self._with_bos(self._codec.encode([prompt.text or ""]))
         if not len(ids):
             raise InvalidValue("prompt: it is empty, so there is no token to start from", param="prompt")
         return ids
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The ids' bytes as text; what is no UTF-8 on its own becomes U+FFFD, and control tokens are spelled out."""
+        return b"".join([self.piece(token_id) for token_id in token_ids]).decode(errors="replace")
+
+    def piece(self, token_id: int) -> bytes:
+        """A token's bytes; of a control token its name."""
+        return self.vocabulary[token_id] or self.control_names.get(token_id, "").encode()
+
+    def encode_plain(self, text: str) -> TokenIds:
+        """Ids of a text in which nothing is a control token, int32 [n]."""
+        return self._codec.encode(self._shield(text).split(CUT))
 
     @staticmethod
     def is_quick(prompt: Prompt, size: int) -> bool:
@@ -92,8 +102,8 @@ class PromptTokenizer:
         if prompt.token_ids is not None:
             return len(prompt.token_ids) <= QUICK_IDS
         messages = prompt.messages or ()
-        plain = len(messages) <= QUICK_MESSAGES and all(message.keys() <= _PLAIN_KEYS for message in messages)
-        return plain and size <= QUICK_BYTES
+        few = prompt.tools is None and len(messages) <= QUICK_MESSAGES and size <= QUICK_BYTES
+        return few and all(message.keys() <= _PLAIN_KEYS for message in messages)
 
     def encode_or_error(self, prompt: Prompt) -> TokenIds | CalculetError:
         """`encode`, with the error as a value; whatever goes wrong is this prompt's error alone."""
@@ -116,23 +126,6 @@ class PromptTokenizer:
         if not self._info.add_bos or bos is None or (len(ids) and ids[0] == bos):
             return ids
         return np.concatenate((np.array([bos], np.int32), ids))
-
-    def _render(self, messages: list[dict[str, Any]]) -> str:
-        if self._template is None:
-            raise Unsupported("messages: this model has no chat template; use /v1/completions", param="messages")
-        shielded = [self._shield(_plain(index, message)) for index, message in enumerate(messages)]
-        pieces, size = [], 0
-        try:
-            for piece in self._template.generate(messages=shielded, add_generation_prompt=True, **self._names):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_RENDERED_CHARACTERS:
-                    raise InvalidValue(f"messages: more than {MAX_RENDERED_CHARACTERS} characters of text", param="messages")
-        except CalculetError:
-            raise
-        except Exception as error:  # whatever a template does with messages that it was not written for
-            raise InvalidValue(f"messages: the model's chat template refuses them: {error}", param="messages") from None
-        return "".join(pieces)
 
 
 class TokenizingPool:
@@ -171,7 +164,7 @@ class _ByteCodec:
         self.vocabulary = [bytes([token_id]) if token_id < 256 else b"" for token_id in range(info.vocab_size)]
         for token_id in self.specials.values():
             self.vocabulary[token_id] = b""
-        self._split = _any_of(self.specials)
+        self._split = any_of(self.specials)
 
     def encode(self, pieces: Sequence[str]) -> TokenIds:
         parts = []
@@ -251,73 +244,3 @@ def _sentence_piece_bytes(token: str) -> bytes:
     if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
         return bytes.fromhex(match[1])
     return token.replace("▁", " ").encode()
-
-
-# ------------------------------------------------------------------------------------------------ chats
-def _plain(index: int, message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined by line ends, and with "" for an absent content."""
-    content = message.get("content")
-    if content is None:
-        return {**message, "content": ""}
-    if not isinstance(content, list):
-        return message
-    texts = []
-    for place, part in enumerate(content):
-        where = f"messages[{index}].content[{place}]"
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise Unsupported(f"{where}: only text is supported, not {kind!r}", param="messages")
-        if not isinstance(part.get("text"), str):
-            raise InvalidValue(f"{where}.text: expected a string", param="messages")
-        texts.append(part["text"])
-    return {**message, "content": "\n".join(texts)}
-
-
-def _any_of(names: Mapping[str, int]) -> re.Pattern[str] | None:
-    """Matches and captures any of the names, longer ones first."""
-    spelled = sorted((name for name in names if name), key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, spelled))})") if spelled else None
-
-
-def _shield_for(specials: Mapping[str, int]) -> Callable[[Any], Any]:
-    """What cuts every special's name within the texts of a message, at any depth."""
-    pattern = _any_of({name: token_id for name, token_id in specials.items() if len(name) > 1})
-
-    def cut(match: re.Match[str]) -> str:
-        half = len(match[0]) // 2
-        return match[0][:half] + _CUT + match[0][half:]
-
-    def shield(value: Any) -> Any:
-        if isinstance(value, str):
-            while pattern is not None and (cut_once := pattern.sub(cut, value)) != value:
-                value = cut_once
-            return value
-        if isinstance(value, dict):
-            return {key: shield(item) for key, item in value.items()}
-        return [shield(item) for item in value] if isinstance(value, list) else value
-
-    return shield
-
-
-def _read_template(path: Path) -> jinja2.Template:
-    try:
-        source = read_bounded(path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path}: {error}") from None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateError as error:
-        raise ArtifactError(f"{path}: not a chat template: {error}") from None
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    """As chat templates expect it: not escaped for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)

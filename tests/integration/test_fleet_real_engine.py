@@ -9,10 +9,12 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Literal
 
 import openai
 import pytest
 from builders_fleet import Fleet, Packages, until
+from pydantic import BaseModel, Field
 
 ROOT = Path(__file__).resolve().parents[2]
 QUESTION = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -142,3 +144,43 @@ def test_a_killed_worker_is_back_and_serves_the_same_text(fleet: Fleet, client: 
         assert {answer.result() for answer in answers} == {before}
     fleet.wait_ready(2, 30)
     assert ask() == before
+
+
+# ---------------------------------------------------------------- schemas and tools
+class Person(BaseModel):
+    """Free text inside: this model must find its own end of a string."""
+
+    name: str
+    age: int = Field(ge=0, le=150)
+    pet: Literal["cat", "dog"]
+
+
+ABOUT_ALICE: Any = [{"role": "user", "content": "Alice is 30 years old and has a cat. Describe her as JSON."}]
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "function": {"name": "get_weather", "description": "The weather in a city", "parameters": CITY}}
+PARIS: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+
+
+def test_a_real_model_fills_a_schema_beside_free_answers(client: openai.OpenAI) -> None:
+    free = {"model": "toy", "messages": QUESTION, "max_tokens": 24, "temperature": 0}
+    alone = client.chat.completions.create(**free).choices[0].message.content  # type: ignore[call-overload]
+    held: Any = {"model": "toy", "messages": ABOUT_ALICE, "max_tokens": 100, "temperature": 0, "response_format": Person}
+    with ThreadPoolExecutor(6) as pool:
+        frees = [pool.submit(client.chat.completions.create, **free) for _ in range(3)]
+        parsed = [pool.submit(client.chat.completions.parse, **held) for _ in range(3)]
+        for answer in parsed:
+            assert answer.result().choices[0].message.parsed == Person(name="Alice", age=30, pet="cat")
+        assert all(answer.result().choices[0].message.content == alone for answer in frees)
+
+
+def test_a_real_model_calls_a_tool_and_reads_its_result(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "toy", "messages": PARIS, "tools": [WEATHER], "max_tokens": 60, "temperature": 0}
+    called = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False).choices[0]
+    (call,) = called.message.tool_calls or []
+    assert called.finish_reason == "tool_calls"
+    assert call.type == "function" and json.loads(call.function.arguments) == {"city": "Paris"}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "21 degrees, sunny"}
+    told = client.chat.completions.create(**{**asked, "messages": [*PARIS, called.message.to_dict(), result]})
+    assert told.choices[0].message.content or told.choices[0].message.tool_calls
+    free = client.chat.completions.create(**asked).choices[0]
+    assert free.message.content, "with `auto` this model talks"

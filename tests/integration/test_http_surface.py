@@ -6,13 +6,17 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import hypothesis
+import openai
 import pytest
 import schemathesis
 from builders_fleet import Fleet, Packages, until
+from langchain_core.messages import ToolMessage
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel, Field
 from schemathesis.generation.modes import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
@@ -60,6 +64,61 @@ def test_a_question_that_has_no_answer_is_a_clear_400(fleet: Fleet) -> None:
     assert fleet.get("/tokenize").status == 405
 
 
+def test_echo_of_texts_and_of_ids_whole_and_streamed(fleet: Fleet) -> None:
+    ids = [*"Hé".encode(), 257]
+    plain = fleet.completion(prompt=ids).text  # type: ignore[arg-type]
+    assert fleet.completion(prompt=ids, echo=True).text == "Hé<|eos|>" + plain  # type: ignore[arg-type]
+    long = [65] * 5000
+    assert fleet.post("/v1/completions", {"model": fleet.alias, "prompt": long, "echo": True, "max_tokens": 1}).status == 400, "too long"
+    asked = {"prompt": [ids, [72]], "n": 2, "echo": True, "max_tokens": 2}
+    choices = fleet.completion(**asked).json()["choices"]
+    assert [choice["text"][: len(text)] for choice, text in zip(choices, ["Hé<|eos|>", "Hé<|eos|>", "H", "H"], strict=True)] == ["Hé<|eos|>"] * 2 + ["H"] * 2
+    events = [json.loads(event) for event in fleet.stream({"prompt": ids, "echo": True, "max_tokens": 8}) if event != "[DONE]"]
+    assert "".join(event["choices"][0]["text"] for event in events) == "Hé<|eos|>" + plain
+    refused = fleet.completion(echo=True, logprobs=1)
+    assert (refused.status, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (400, "echo", "unsupported")
+
+
+def test_every_parameter_does_what_it_says(fleet: Fleet) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        answer = fleet.post("/v1/completions", {"model": fleet.alias, "prompt": "Hello", "max_tokens": 12, "temperature": 0, **fields})
+        assert answer.status == 200, (fields, answer.body)
+        return answer.json()  # type: ignore[no-any-return]
+
+    def text(**fields: Any) -> str:
+        return str(ask(**fields)["choices"][0]["text"])
+
+    plain, eos = text(), {"257": 100}
+    ids = [ord(letter) for letter in plain]
+    assert {choice["index"] for choice in ask(n=3, temperature=1)["choices"]} == {0, 1, 2}
+    assert text(temperature=2, seed=5) == text(temperature=2, seed=5) and len({text(temperature=2, seed=seed) for seed in range(4)}) > 1
+    for same in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1}):
+        assert text(temperature=2, **same) == plain, same
+    assert text(logit_bias={"65": 100}) == "A" * 12 and text(logit_bias={str(ids[0]): -100})[0] != plain[0]
+    for ends in ({"stop": plain[4]}, {"stop": ["never", plain[4]]}, {"stop_token_ids": [ids[4]]}):
+        assert text(**ends) == plain[: plain.index(plain[4])], ends
+    assert ask(stop_token_ids=[ids[0]], min_tokens=5)["usage"]["completion_tokens"] >= 5
+    ended, went_on = ask(logit_bias=eos), ask(logit_bias=eos, ignore_eos=True)
+    assert (ended["choices"][0]["finish_reason"], ended["usage"]["completion_tokens"]) == ("stop", 1)
+    assert (went_on["choices"][0]["finish_reason"], went_on["usage"]["completion_tokens"]) == ("length", 12)
+    (choice,) = ask(logprobs=2)["choices"]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"] and told["text_offset"] == list(range(12)) and len(told["token_logprobs"]) == 12
+    assert all(max(found.values()) >= found[name] for found, name in zip(told["top_logprobs"], told["tokens"], strict=True))
+    absent = dict.fromkeys((
+        "top_p", "top_k", "min_p", "seed", "stop", "n", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stream",
+        "stream_options", "user", "ignore_eos", "min_tokens", "stop_token_ids", "logprobs", "echo", "best_of", "suffix", "tools", "response_format",
+    ))  # fmt: skip
+    assert text(**absent) == plain, "null is absent"
+    for changes in ({"presence_penalty": 2}, {"frequency_penalty": 2}, {"repetition_penalty": 50}):
+        assert text(logit_bias={"65": 100, "66": 99}, **changes)[:2] == "AB", changes
+    whole = ask(max_tokens=None)
+    assert (whole["usage"]["total_tokens"], whole["choices"][0]["finish_reason"]) == (4096, "length"), "absent is what the context leaves"
+    assert ask(max_tokens=4091)["usage"]["total_tokens"] == 4096
+    over = fleet.completion(max_tokens=4092)
+    assert over.status == 400 and all(number in over.json()["error"]["message"] for number in ("5 tokens", "4092", "4096"))
+
+
 # ---------------------------------------------------------------- extension, version, document
 def test_the_extension_counts_tokens_and_its_hash_is_the_answers(fleet: Fleet) -> None:
     body = {"model": fleet.alias, "prompt": "abc", "max_tokens": 9, "temperature": 0, "ignore_eos": True}
@@ -93,7 +152,9 @@ def test_the_document_describes_every_path_and_only_those(fleet: Fleet) -> None:
             assert str(found.status) in operations[method]["responses"]
     chat = document["components"]["schemas"]["ChatRequest"]["properties"]
     assert {"messages", "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "top_logprobs"} <= set(chat)
-    assert "tools" not in chat
+    assert {"tools", "tool_choice", "parallel_tool_calls", "response_format"} <= set(chat)
+    text = document["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert not {"tools", "response_format", "guided_json"} & set(text)
 
 
 PATHS = (
@@ -155,6 +216,118 @@ def without_floats(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: without_floats(item) for key, item in value.items()}
     return [without_floats(item) for item in value] if isinstance(value, list) else value
+
+
+# ---------------------------------------------------------------- schemas and tools
+class City(BaseModel):
+    """What a test asks for."""
+
+    name: str = Field(max_length=12)
+    district: Literal["north", "south"]
+    inhabitants: int = Field(ge=0, le=9999)
+    tags: list[Literal["old", "new"]] = Field(min_length=1, max_length=2)
+
+
+@pytest.fixture(scope="module")
+def client(fleet: Fleet) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{fleet.port}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+HELLO: Any = [{"role": "user", "content": "Hello"}]
+LIMITS: Any = {"max_tokens": 250, "temperature": 0}
+
+
+def test_the_openai_client_parses_answers_into_its_models(fleet: Fleet, client: openai.OpenAI) -> None:
+    found = client.chat.completions.parse(model=fleet.alias, messages=HELLO, response_format=City, **LIMITS).choices[0]
+    assert found.finish_reason == "stop" and isinstance(found.message.parsed, City)
+    for seed in range(3):
+        asked = {"model": fleet.alias, "messages": HELLO, "response_format": City, "max_tokens": 250, "seed": seed}
+        drawn = client.chat.completions.parse(**asked, temperature=2.0).choices[0].message
+        assert isinstance(drawn.parsed, City), drawn.content
+    with client.chat.completions.stream(model=fleet.alias, messages=HELLO, response_format=City, **LIMITS) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == found.message.parsed
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(model=fleet.alias, messages=HELLO, response_format=City, max_tokens=3)
+
+
+def test_the_openai_client_gets_calls_whole_and_streamed(fleet: Fleet, client: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(City, name="found_city")
+    asked: Any = {"model": fleet.alias, "messages": HELLO, "tools": [tool], "parallel_tool_calls": False, **LIMITS}
+    parsed = client.chat.completions.parse(**asked, tool_choice="required").choices[0]
+    (call,) = parsed.message.tool_calls or []
+    assert parsed.finish_reason == "tool_calls" and isinstance(call.function.parsed_arguments, City) and parsed.message.content is None
+    with client.chat.completions.stream(**asked, tool_choice={"type": "function", "function": {"name": "found_city"}}) as stream:
+        kinds = [event.type for event in stream]
+        (streamed,) = stream.get_final_completion().choices[0].message.tool_calls or []
+    assert streamed.function.arguments == call.function.arguments and streamed.id != call.id and streamed.id.startswith("call_")
+    assert kinds.count("tool_calls.function.arguments.delta") > 3 and kinds.count("tool_calls.function.arguments.done") == 1
+    answer = {"role": "assistant", "tool_calls": [call.to_dict()]}
+    result = {"role": "tool", "tool_call_id": call.id, "content": "noted"}
+    last = client.chat.completions.create(**{**asked, "messages": [*HELLO, answer, result], "max_tokens": 8, "tool_choice": "none"})
+    assert last.choices[0].finish_reason == "length" and last.choices[0].message.content and not last.choices[0].message.tool_calls
+    free = client.chat.completions.create(**{**asked, "max_tokens": 8}).choices[0]
+    assert free.message.content and free.message.tool_calls is None
+
+
+def test_several_choices_have_calls_of_their_own(fleet: Fleet, client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", "function": {"name": "roll", "parameters": {"properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"]}}}
+    found = client.chat.completions.create(model=fleet.alias, messages=HELLO, tools=[tool], tool_choice="required", n=3, max_tokens=200)
+    ids = [call.id for choice in found.choices for call in choice.message.tool_calls or []]
+    assert len(ids) == len(set(ids)) and all(choice.message.tool_calls for choice in found.choices)
+
+
+def test_a_wrong_schema_is_a_400_that_names_it_also_in_a_stream(fleet: Fleet) -> None:
+    for fields, param in (
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "objct"}}}}, "response_format.json_schema.schema"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"not": {}}}}}}]}, "tools[0].function.parameters"),
+    ):
+        for stream in (False, True):
+            answer = fleet.post("/v1/chat/completions", {"model": fleet.alias, "messages": HELLO, "stream": stream, **fields})
+            assert (answer.status, answer.json()["error"]["param"]) == (400, param), answer.body
+
+
+def test_langchain_binds_tools_and_structures_its_output(fleet: Fleet) -> None:
+    model = ChatOpenAI(model=fleet.alias, base_url=f"http://127.0.0.1:{fleet.port}/v1", api_key="any", max_tokens=250, temperature=0)  # type: ignore[call-arg,arg-type]
+    assert isinstance(model.with_structured_output(City).invoke("Hello"), City)
+    assert isinstance(model.with_structured_output(City, method="function_calling").invoke("Hello"), City)
+    bound = model.bind_tools([City], tool_choice="any", parallel_tool_calls=False)
+    asked = bound.invoke("Hello")
+    (call,) = asked.tool_calls
+    assert call["name"] == "City" and City(**call["args"])
+    gathered: Any = None
+    for chunk in bound.stream("Hello"):
+        gathered = chunk if gathered is None else gathered + chunk
+    assert [(one["name"], one["args"]) for one in gathered.tool_calls] == [(call["name"], call["args"])]
+    answered = model.bind_tools([City], tool_choice="none").invoke([("user", "Hello"), asked, ToolMessage("noted", tool_call_id=call["id"])])
+    assert answered.content
+
+
+def test_schemas_are_compiled_once_and_seen_in_the_metrics(fleet: Fleet) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["seen", "counted"]}}}
+    for _ in range(6):
+        answer = fleet.post("/v1/chat/completions", {"model": fleet.alias, "messages": HELLO, "response_format": form})
+        assert answer.text in ('"seen"', '"counted"')
+    metrics = fleet.get("/metrics").body.decode()
+    for name in ('constraints_total{board="board0",result="cached"}', 'constraint_masks_total{board="board0"}', 'constraints_cached{board="board0"}'):
+        assert float(metrics.partition(f"calculet_worker_{name} ")[2].split()[0]) > 0, name
+    assert 'calculet_worker_limit{board="board0",limit="constraints.max_tools"} 128' in metrics
+
+
+# ---------------------------------------------------------------- what hurts elsewhere
+def test_junk_model_names_make_one_series_and_bad_requests_take_no_board_out(fleet: Fleet) -> None:
+    for number in range(40):
+        assert fleet.completion(model=f"junk-{number}").status == 404
+        assert fleet.completion(max_tokens=10**6).json()["error"]["code"] == "context_length_exceeded"
+    metrics = fleet.get("/metrics").body.decode()
+    assert "junk-" not in metrics and 'model="other",outcome="failed",status="404"' in metrics
+    assert fleet.ready_boards() == 2 and fleet.completion().status == 200, "a client's 400 says nothing of a board"
+
+
+def test_no_process_writes_into_another_s_pipe(fleet: Fleet) -> None:
+    for name, pid in fleet.pids().items():
+        for descriptor in (1, 2):
+            target = Path(f"/proc/{pid}/fd/{descriptor}").readlink()
+            assert target.is_file() and "pipe:" not in str(target), f"{name} would stop when nobody reads"
 
 
 # ---------------------------------------------------------------- other clients

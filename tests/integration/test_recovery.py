@@ -64,8 +64,11 @@ def test_a_condemned_board_stays_aside_whoever_asks_and_comes_back_on_probation(
     assert row(fleet, "board2")["resets"] == 1, "it was reset before anything was loaded"
     until(lambda: weight(fleet, "board2") == 1.0, "it has proved itself")
     assert not row(fleet, "board2")["probation"]
-    verbs = [act["verb"] for act in ask(fleet, "audit")["acts"]]
-    assert verbs[:3] == ["probation", "probation", "condemn"]
+    acts = [(act["verb"], act["detail"]) for act in ask(fleet, "audit")["acts"]]
+    assert acts[:4] == [
+        ("probation", "it has proved itself"), ("probation", "its reset is done"), ("probation", "it smells burnt"),
+        ("condemn", "it smells burnt"),
+    ]  # fmt: skip
 
 
 def test_a_board_that_serves_is_not_reset_and_the_refusal_says_what_to_do(fleet: Fleet) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import openai
@@ -311,7 +313,7 @@ def test_everything_else_answers_json_and_metrics(stage: Stage) -> None:
         text = body.decode()
         assert headers["content-type"].startswith("text/plain")
         assert 'calculet_router_requests_total{model="qwen3",outcome="completed",status="200"} 1.0' in text
-        assert 'calculet_router_e2e_seconds_bucket{le="+Inf",model="qwen3"} 1.0' in text
+        assert 'calculet_router_e2e_seconds_bucket{concurrency="1",le="+Inf",model="qwen3",output="1-64",prompt="1-512"} 1.0' in text
         assert 'calculet_router_workers{state="up"} 1.0' in text
 
     stage.play(scene)
@@ -475,6 +477,47 @@ def test_routers_on_one_socket_take_turns_and_none_refuses(stage: Stage) -> None
                     client.get("/metrics")
                     assert b'{model="qwen3",outcome="completed",router="router-2",status="200"} 8.0' in (await client.response())[2]
         assert (stage.folder / "log" / "router-2.jsonl").exists()
+
+    stage.play(scene)
+
+
+def test_a_tenants_actives_are_limited_over_all_routers_and_those_of_a_killed_one_come_back(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=accepts)
+        sections = {"tenants": [{"name": "default", "max_active": 3}]}
+        routers = [stage.router(sections=sections, lease_interval_ms=100) for _ in range(2)]
+        routers[0].publish(a_view(worker.view()))
+        routers[0].start()
+        routers[1].start("--name", "router-2")
+        clients = []
+        for router in routers:
+            await router.listening()
+            client = await HttpClient.connect(router.port)
+            client.post(PATH, STREAM)
+            clients.append(client)
+        await until(lambda: len(worker.submits) == 2)
+
+        async def both() -> tuple[int, bytes]:
+            client = await HttpClient.connect(routers[1].port)
+            client.post(PATH, {**STREAM, "n": 2})
+            status, _, body = await client.response()
+            return status, body
+
+        status, body = await both()
+        assert status == 429 and error_of(body)["code"] == "tenant_quota" and b"2 of 3 requests are active" in body
+        routers[0].kill()
+        status, body = await both()
+        assert status == 429, "what a killed router let in runs until the workers have cancelled it"
+        killed_s, last = time.monotonic(), await HttpClient.connect(routers[1].port)
+        while len(worker.submits) < 4:
+            await asyncio.sleep(0.05)
+            last = await HttpClient.connect(routers[1].port)
+            last.post(PATH, {**STREAM, "n": 2})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    assert (await last.response())[0] == 429
+            assert time.monotonic() < killed_s + 60
+        assert time.monotonic() - killed_s > 1
 
     stage.play(scene)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import socket
@@ -12,9 +13,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import zmq
-from builders_fleet import Fleet, Packages, until
+from builders_fleet import BIN, Fleet, Packages, until
 
 from calculet_core import wire
 from calculet_core.shell.fleet import load_fleet
@@ -144,7 +146,9 @@ def test_malformed_and_oversize_messages_of_a_real_peer_are_counted_and_ignored(
             peer.setsockopt(zmq.LINGER, 5_000)
             peer.connect(f"ipc://{path}")
             grown(fleet, sample, lambda peer=peer: [peer.send_multipart(one) for one in frames], len(frames))
-            peer.send_multipart([b"su", b"\0" * (65 << 20)])  # above what a socket takes: the connection ends, nothing arrives
+            oversize = sample.replace("malformed", "oversize")
+            grown(fleet, oversize, lambda peer=peer: peer.send_multipart([b"su", b"\0" * (65 << 20)]), 1)
+            peer.send_multipart([b"su", b"\0" * (129 << 20)])  # twice what may be: the connection ends while it arrives
             grown(fleet, sample, lambda peer=peer: peer.send_multipart([b"su", b"\xc1"]), 1)
             peer.close(linger=0)
         stranger = context.socket(zmq.DEALER)
@@ -158,8 +162,6 @@ def test_malformed_and_oversize_messages_of_a_real_peer_are_counted_and_ignored(
 
 
 def test_no_process_listens_anywhere_else(fleet: Fleet) -> None:
-    import psutil
-
     assert fleet.keeper is not None
     listening = {
         (process.name(), connection.laddr.port)
@@ -168,3 +170,67 @@ def test_no_process_listens_anywhere_else(fleet: Fleet) -> None:
         if connection.status == psutil.CONN_LISTEN
     }
     assert {port for _, port in listening} == {fleet.port}
+
+
+# ---------------------------------------------------------------- TCP
+def with_tcp(folder: Path, packages: Packages) -> Fleet:
+    """board0 on a Unix socket, board1 on TCP, a port of its own for each life."""
+    fleet = Fleet(folder, packages.get("sim-batch", "--step-ms", "1"), packages.key.with_suffix(".pub"))
+    config = json.loads(fleet.config.read_text())
+    config["boards"][1]["listen"] = "127.0.0.1:0"
+    fleet.config.write_text(json.dumps(config))
+    return fleet
+
+
+def tcp_port(fleet: Fleet) -> int | None:
+    pid = fleet.pid("worker", "board1")
+    try:
+        found = psutil.Process(pid).net_connections("inet") if pid is not None else []
+    except psutil.Error:  # it has just ended
+        return None
+    return next((one.laddr.port for one in found if one.status == psutil.CONN_LISTEN), None)
+
+
+def test_a_board_on_tcp_serves_with_keys_and_not_without(tmp_path: Path, packages: Packages) -> None:
+    fleet = with_tcp(tmp_path / "fleet", packages)
+    check = [str(BIN / "calculet"), "config", "check", "--config", str(fleet.config)]
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 78 and "curve/worker.secret is missing" in checked.stderr, checked.stderr
+    for command in (
+        [str(BIN / "calculet"), "up", "--config", str(fleet.config)],
+        [sys.executable, "-m", "calculet_worker", "run", "--config", str(fleet.config), "--board", "board1"],
+    ):
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert refused.returncode == 78 and "`calculet keys curve` makes them" in refused.stderr, refused.stderr
+    made = subprocess.run([str(BIN / "calculet"), "keys", "curve", "--config", str(fleet.config)], capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0 and made.stdout.count("curve/") == 4, made.stderr
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
+    again = subprocess.run([str(BIN / "calculet"), "keys", "curve", "--config", str(fleet.config)], capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1 and "--force" in again.stderr
+    try:
+        fleet.start()
+        port = tcp_port(fleet)
+        assert port is not None
+        answers = {fleet.completion(seed=number).text for number in range(8)}
+        assert len(answers) == 1, "both boards say the same"
+        worked = 'calculet_worker_requests_total{board="board1",outcome="completed"}'
+        assert metric(fleet, worked) > 0
+        stranger = 'calculet_worker_bad_messages_total{board="board1",reason="stranger"}'
+        for data in SCANNERS:
+            with socket.create_connection(("127.0.0.1", port)) as sock:
+                grown(fleet, stranger, lambda sock=sock, data=data: (sock.sendall(data), sock.close()), 1)
+        denied = 'calculet_worker_bad_messages_total{board="board1",reason="denied"}'
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        peer = context.socket(zmq.DEALER)
+        peer.curve_publickey, peer.curve_secretkey = zmq.curve_keypair()
+        peer.curve_serverkey = (load_fleet(fleet.config).curve / "worker.public").read_bytes().strip()
+        grown(fleet, denied, lambda: peer.connect(f"tcp://127.0.0.1:{port}"), 1)
+        context.destroy(linger=0)
+        fleet.kill("worker", "board1")
+        until(lambda: tcp_port(fleet) not in (None, port), "another life has another port")
+        fleet.wait_ready(2)
+        before = metric(fleet, worked)
+        until(lambda: fleet.completion().status == 200 and metric(fleet, worked) > before, "the router found it")
+    finally:
+        fleet.stop()

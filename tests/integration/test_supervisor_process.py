@@ -237,6 +237,12 @@ def test_a_crash_loop_is_quarantined_shown_and_brought_back_by_an_operator(share
     assert row["restarts_left"] == 0 and "exit 70" in row["why"] and row["retry_in_s"] > 200
     assert shared.row("board0")["state"] == "READY"
     assert "board1 does not serve: exit 70" in (shared.folder / "keeper.log").read_text()
+    dead, epochs = shared.kill("supervisor"), shared.paths.board_epoch("board1").read_text()
+    until(lambda: shared.pid("supervisor") not in (dead, None), "the keeper starts it again")
+    shared.ready("board0")
+    row = shared.until_row("board1", lambda row: row["process"] == "QUARANTINED", "still in quarantine")
+    assert "exit 70" in row["why"] and row["retry_in_s"] > 200
+    assert shared.paths.board_epoch("board1").read_text() == epochs, "nobody has started it"
     shared.tell("board1", "")
     shared.do("restart", "board1")
     shared.ready("board1", epoch)
@@ -292,7 +298,7 @@ def test_a_reset_is_granted_with_a_new_generation_and_the_next_is_denied(tmp_pat
 
 # ---------------------------------------------------------------- operators
 def test_operators_drain_stop_start_and_restart(shared: StubFleet) -> None:
-    assert shared.cli("drain", "board0", "--wait").stdout.startswith("board0 drains")
+    assert shared.cli("drain", "board0", "--wait").stdout.startswith("board0 is drained")
     assert shared.row("board0")["worker_draining"] is True
     until(lambda: [board.draining for board in shared.view().boards if board.board == "board0"] == [True], "routers are told")
     assert shared.cli("resume", "board0").returncode == 0

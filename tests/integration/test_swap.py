@@ -132,6 +132,21 @@ def test_green_that_fails_its_golden_cases_goes_back_and_nobody_notices(fleet: F
     assert set(held(fleet).values()) == {read_package(blue).digest}
 
 
+def test_green_that_a_board_does_not_take_at_configure_goes_back_and_nobody_notices(
+    fleet: Fleet, packages: Packages, blue: Path, green: Path, tmp_path: Path
+) -> None:
+    bad = edit_manifest(copy_of(green, tmp_path / "bad"), lambda manifest: manifest["backend_options"].update(no_such_option=1))
+    sign(bad, packages.key)
+    with Load(fleet, 6) as load:
+        load.more(6)
+        done = fleet.cli("load", "toy", str(bad), "--yes")
+        load.more(6)
+    assert done.returncode == 1 and "configuring returned" in done.stderr and "ROLLED_BACK" in done.stderr, done.stderr
+    assert load.failed == []
+    assert {digest for _, digest, _ in load.answers} == {read_package(blue).digest}
+    assert set(held(fleet).values()) == {read_package(blue).digest}
+
+
 Spoil = Callable[[Path, Path, Path], Path]
 
 
@@ -301,3 +316,17 @@ def test_one_board_needs_a_word_for_the_time_without_service_and_tells_how_long_
         assert fleet.cli("rollback", "toy", "--yes").returncode == 0, "back to what was unloaded"
         assert fleet.completion().status == 200
 
+
+def test_a_runtime_without_a_verified_unload_changes_its_model_with_its_process(
+    tmp_path: Path, packages: Packages, blue: Path, green: Path
+) -> None:
+    trust = packages.key.with_suffix(".pub")
+    with Fleet(tmp_path / "fleet", blue, trust, boards=1, options={"unconfigures": False}) as fleet:
+        first = fleet.pid("worker", "board0")
+        done = fleet.cli("load", "toy", str(green), "--yes", "--allow-downtime")
+        assert done.returncode == 0, done.stderr
+        assert fleet.pid("worker", "board0") not in (None, first)
+        assert fleet.completion().json()["system_fingerprint"] == read_package(green).digest
+        row = (fleet.status() or {})["boards"][0]
+        assert (row["failures"], row["restarts_left"]) == (0, 5), "it was no failure and cost no restart"
+        assert fleet.cli("unload", "toy", "--yes").returncode == 0

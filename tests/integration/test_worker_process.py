@@ -6,11 +6,13 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from builders_fleet import Packages, until
 from builders_worker import DEADLINE_S, Peer, WorkerProcess, a_fleet, a_submit, spawn_worker
@@ -330,8 +332,9 @@ def test_a_board_that_hangs_is_reset_by_permission_and_serves_as_a_new_generatio
 
 
 # ------------------------------------------------------------------------------------------------ the step trace (acceptance §2.3, §4)
-def test_the_step_trace_has_every_step_with_its_moments_in_order(tmp_path: Path, packages: Packages) -> None:
-    package = packages.get("sim-batch")
+@pytest.mark.parametrize("logits", ["float32", "bfloat16"])
+def test_the_step_trace_has_every_step_with_its_moments_in_order(tmp_path: Path, packages: Packages, logits: str) -> None:
+    package = packages.get("sim-batch", "--logits", logits)
     fleet = a_fleet(tmp_path, package, packages.key.with_suffix(".pub"), trace={"steps": True})
     worker = WorkerProcess(fleet)
     try:
@@ -362,7 +365,8 @@ def test_the_step_trace_has_every_step_with_its_moments_in_order(tmp_path: Path,
     for step in steps:
         moments = msgspec.structs.astuple(step.at_ns)
         assert None not in moments and list(moments) == sorted(moments), step
-        assert step.output_status == "done" and step.device_wait_ms and step.sampling_ms is not None and step.bf16_ms is None
+        assert step.output_status == "done" and step.device_wait_ms and step.sampling_ms is not None
+        assert (step.bf16_ms is None) == (logits == "float32") and (step.bf16_ms or 0.0) >= 0, step
         assert 1 <= step.batch.active <= step.batch.compiled
 
 
@@ -374,3 +378,32 @@ def test_without_the_switch_no_trace_is_written(fleet: Fleet, start: Callable[..
     router.send(submit)
     pieces_of(router, submit.request_id)
     assert not fleet.step_trace("board0").exists()
+
+
+def test_nobody_spins_while_all_lanes_are_full_and_requests_wait(tmp_path: Path, packages: Packages) -> None:
+    """By the CPU clock of the whole process: it waits for a slow device, for a lane, and for its next rehearsal asleep."""
+    package = packages.get("sim-batch", "--step-ms", "60", "--lanes", "1")
+    worker = WorkerProcess(a_fleet(tmp_path, package, packages.key.with_suffix(".pub"), router={"lease_interval_ms": 5_000}))
+    try:
+        report = worker.load()
+        router = worker.router(report.endpoint)
+        submits = [a_submit(report, counter, PROMPT, max_new_tokens=40) for counter in range(1, 13)]
+        for submit in submits:
+            router.send(submit)
+        worker.report(lambda report: report.waiting == 11 and report.active == 1)
+        first_tokens(router, submits[0].request_id)
+        process, tokens = psutil.Process(worker.process.pid), 0
+        before, start = process.cpu_times(), time.monotonic()
+
+        def many_steps(message: Any) -> bool:
+            nonlocal tokens
+            if isinstance(message, wire.Tick):
+                tokens += sum(piece.tokens for piece in message.pieces if piece.request_id == submits[0].request_id)
+            return tokens >= 25
+
+        router.until(many_steps)
+        after, spent_s = process.cpu_times(), time.monotonic() - start
+        assert (after.user + after.system) - (before.user + before.system) < 0.3 * spent_s and spent_s > 1
+        assert worker.report().waiting == 11, "its lane was full all the time"
+    finally:
+        worker.close()

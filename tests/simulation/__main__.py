@@ -80,11 +80,14 @@ def explain_command(seed: int, about: str, from_s: float, seconds: float, small:
         scenario = shrink(scenario, violations[0].rule)
     story = Story(click.echo, tuple(word for word in about.split(",") if word), from_s)
     world = World(scenario, story)
+    click.echo(f"{scenario.words()}; {VIRTUAL}")
+    click.echo("second, who, what: requests are ID.ATTEMPT; a fault's line tells what was arranged, the lines after it what came of it")
     story.follow(world.timeline.monotonic_ns)
     world.run()
     for violation in world.checker.violations:
         click.echo(f"VIOLATION {violation.rule}: {violation.message}")
-    click.echo(f"{scenario.words()}; trace {world.trace_hash}; {VIRTUAL}")
+    click.echo(f"{len(world.checker.violations)} promises were broken; trace {world.trace_hash}; {VIRTUAL}")
+    sys.exit(bool(world.checker.violations))
 
 
 def _shrink(outcome: Outcome) -> None:

@@ -7,20 +7,24 @@ when a lane was given away, what an operator was told, what the device still hol
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from calculet_core import history
 from calculet_core.clock import MS, S
+from calculet_core.config import TenantConfig
 from calculet_core.history import Event, Violation
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_supervisor.resets import WINDOW_NS
 
 if TYPE_CHECKING:
+    from simulation.router import RouterHost
     from simulation.worker import WorkerHost
     from simulation.world import World
 
 COMMAND_SLACK_NS = 30 * S
 RECONNECT_SLACK_NS = 3 * S
+RATE_WINDOW_NS = 30 * S
 DEADLINE_SLACK_NS = 3 * S
 """The router's grace and its sweeps, and a router that was paused is late by its pause."""
 
@@ -46,13 +50,16 @@ class FairShares:
         """A waiting request is gone without a lane."""
         self._unserved[tenant] += cost / self._weights[tenant]
 
-    def admitted(self, tenant: str, cost: float, waiting: frozenset[str]) -> str | None:
-        """A lane went to `tenant` while `waiting` had requests in the queue, before and after. What was unfair, in words."""
+    def admitted(self, tenant: str, cost: float, waiting: Mapping[str, float]) -> str | None:
+        """A lane went to `tenant` while those in `waiting` have requests in the queue, each with the cost of its largest. What was
+        unfair, in words."""
         normal = cost / self._weights[tenant]
-        both = waiting & self._waiting | ({tenant} & self._waiting & waiting)
+        both = waiting.keys() & self._waiting
         self._served[tenant] += normal
         self._largest[tenant] = max(self._largest[tenant], normal)
-        self._waiting = waiting
+        for one, largest in waiting.items():
+            self._largest[one] = max(self._largest[one], largest / self._weights[one])
+        self._waiting = frozenset(waiting)
         unfair = None
         for one in sorted(both):
             for other in sorted(both):
@@ -67,6 +74,36 @@ class FairShares:
                     unfair = f"{one} and {other} both waited and are {apart:.0f} apart, at most {bound:.0f} is fair"
         self._since = {pair: start for pair, start in self._since.items() if pair[0] in both and pair[1] in both}
         return unfair
+
+
+class TenantLimits:
+    """What the fleet may let in of each tenant: so many requests at once, and so many calls in a while, whichever routers do."""
+
+    def __init__(self, tenants: Iterable[TenantConfig]) -> None:
+        self._tenants = {tenant.name: tenant for tenant in tenants}
+        self._active: Counter[tuple[int, str]] = Counter()
+        self._calls: dict[str, list[int]] = defaultdict(list)
+
+    def accepted(self, router: int, name: str, now_ns: int, first: bool, alive: Iterable[int]) -> str | None:
+        """A request was let in by one of the routers `alive`, the first of its call or another. What was not kept, in words."""
+        tenant = self._tenants[name]
+        self._active[router, name] += 1
+        active = sum(self._active[one, name] for one in alive)
+        if tenant.max_active is not None and active > tenant.max_active:
+            return f"{active} requests of {name} at once, {tenant.max_active} allowed"
+        if tenant.requests_per_s is None or not first:
+            return None
+        calls = self._calls[name] = [at for at in self._calls[name] if at > now_ns - RATE_WINDOW_NS] + [now_ns]
+        burst = max(1.0, tenant.requests_per_s)
+        for place, since in enumerate(calls):
+            allowed = burst + tenant.requests_per_s * (now_ns - since) / S + 1e-6
+            if len(calls) - place > allowed:
+                return f"{len(calls) - place} calls of {name} within {(now_ns - since) / S:.2f} s, {allowed:.2f} allowed"
+        return None
+
+    def ended(self, router: int, name: str) -> None:
+        """One of them is over."""
+        self._active[router, name] -= 1
 
 
 class FleetChecker:
@@ -85,6 +122,12 @@ class FleetChecker:
         self._resets: dict[str, list[int]] = defaultdict(list)
         self._unsaved: dict[str, list[int]] = defaultdict(list)
         """Restarts whose spend is not on the disk yet."""
+        self._classes = {tenant.name: tenant.traffic_class for tenant in settings.tenants}
+        self._limits = TenantLimits(settings.tenants)
+        self._tenant_of: dict[int, str] = {}
+        """Of requests that have not ended."""
+        self._unbilled: set[int] = set()
+        """Calls that were let in, by their first request."""
         self._weights = {tenant.name: tenant.weight for tenant in settings.tenants}
         self._capped = {tenant.name for tenant in settings.tenants if tenant.max_active is not None}
         self._shares: dict[tuple[str, int, int], FairShares] = {}
@@ -135,15 +178,46 @@ class FleetChecker:
         """Which generation an attempt was admitted by."""
         return self._generations.get((request, attempt))
 
-    def _request_accepted(self, event: Event, source: Any) -> None:
-        self._accepted[event.request or 0] = event.t
+    def _alive(self) -> list[int]:
+        """Incarnations of the routers that run."""
+        return [router.incarnation for router in self._world.keeper.routers.values()]
 
-    def _request_sent(self, event: Event, source: Any) -> None:
-        self._sent[event.request or 0, event.attempt or 0] = event.generation or 0
+    def _request_accepted(self, event: Event, source: Any) -> None:
+        request = event.request or 0
+        self._accepted[request] = event.t
+        name = event.data["tenant"]
+        if unkept := self._limits.accepted(request >> 32, name, event.t, "choice" not in event.data, self._alive()):
+            self.broken("tenant_limits", f"{source.name}: {unkept}")
+        self._tenant_of[request] = name
+        if "choice" not in event.data:
+            self._unbilled.add(request)
+
+    def _request_sent(self, event: Event, router: RouterHost) -> None:
+        request = event.request or 0
+        self._sent[request, event.attempt or 0] = event.generation or 0
+        if self._world.scenario.pools:
+            self._check_pool(request, event.board or "", router)
+
+    def _check_pool(self, request: int, board: str, router: RouterHost) -> None:
+        """A request goes to its class's pool (of none: boards without one) as long as a board there serves and has not refused it."""
+        pools, flight = self._world.pools, router.dispatcher._flights.get(request)
+        if flight is None:
+            return  # it has failed in the same breath
+        wanted = self._classes[self._tenant_of[request]]
+        if pools[board] == wanted:
+            self._world.saw("a request went to its pool")
+            return
+        self._world.saw("a request went to another pool")
+        alias = flight.ongoing.alias
+        for worker in router.dispatcher.roster.workers.values():
+            if pools[worker.board] == wanted and worker.key not in flight.refusals and worker.serves(alias.alias, alias.digest):
+                self.broken("pool_first", f"request {request:x} of class {wanted} was sent to {board}, and {worker.board} could have it")
 
     def _request_done(self, event: Event, source: Any) -> None:
         request = event.request or 0
         accepted_ns = self._accepted.pop(request, None)
+        if (name := self._tenant_of.pop(request, None)) is not None:
+            self._limits.ended(request >> 32, name)
         client = self._world.clients.of.get(request)
         if accepted_ns is None or client is None:
             return
@@ -153,6 +227,13 @@ class FleetChecker:
         late_ns = event.t - accepted_ns - limit_ms * MS - DEADLINE_SLACK_NS - self._paused_ns(accepted_ns)
         if late_ns > 0:
             self.broken("ends_in_time", f"request {request:x} ended {late_ns / S:.1f} s after its deadline and its grace")
+
+    def billed(self, action: Any) -> None:
+        """A record of the usage log: one for each call that was let in."""
+        request = int(action.request, 16)
+        if request not in self._unbilled:
+            self.broken("billed_once", f"call {request:x} is billed, and it was not let in or was billed before")
+        self._unbilled.discard(request)
 
     def paused(self, from_ns: int, for_ns: int) -> None:
         """A router was stopped for so long."""
@@ -171,7 +252,10 @@ class FleetChecker:
         if client is None or serving is None or client.tenant in self._capped:
             return
         place = (worker.board, worker.epoch, event.generation or 0)
-        waiting = frozenset(seq.tenant for seq in serving.fair.waiting()) - self._capped - {""}
+        waiting: dict[str, float] = {}
+        for seq in serving.fair.waiting():
+            if seq.tenant in self._weights and seq.tenant not in self._capped:
+                waiting[seq.tenant] = max(waiting.get(seq.tenant, 0), seq.prompt_tokens + seq.max_new_tokens)
         shares = self._shares.get(place)
         if shares is None:
             self._shares = {other: kept for other, kept in self._shares.items() if other[0] != worker.board}
@@ -275,10 +359,9 @@ class FleetChecker:
 
     # ---------------------------------------------------------------- the device
     def _idle(self, event: Event, worker: WorkerHost) -> None:
-        """Nothing runs: the device must agree, apart from what is held back on purpose."""
-        device = worker.device
-        counters = worker.board_counters()
-        held = len(device._held) + len(device._stale) + len(device._due)
+        """Nothing runs: the device must agree, apart from what is held back on purpose, or done and not heard of yet."""
+        device, thread, counters = worker.device, worker.thread, worker.board_counters()
+        held = len(device._held) + len(device._stale) + len(device._due) + len(thread.board.done) + thread.on_their_way
         if counters.left > held:
             self.broken("baseline", f"{worker.board}: idle, and the device still leases {counters.left} buffers")
 
@@ -332,6 +415,9 @@ class FleetChecker:
                                         f"device {worker.board_counters().left}")  # fmt: skip
             if engine.attempts.registry.cost:
                 self.broken("baseline", f"{board}: the registry still counts {engine.attempts.registry.cost} tokens of cost")
+        alive = {router.incarnation for router in world.keeper.routers.values()}
+        if unbilled := [f"{request:x}" for request in sorted(self._unbilled) if request >> 32 in alive]:
+            self.broken("billed_once", f"calls were never billed: {unbilled[:8]}")
         for router in world.keeper.routers.values():
             if router.listening and router.dispatcher.inflight:
                 self.broken("baseline", f"{router.name}: {router.dispatcher.inflight} requests in flight")

@@ -1,52 +1,59 @@
 """Clients: they arrive one by one and in bursts, read fast or slowly, leave, and try again; each checks what it gets.
 
-What a client is told is written down as it would be on its connection: tokens of a stream when they come, of a whole answer at its
-end. A client is the dispatcher's owner object.
+What the router means to write is heard at the reply (`ObservedReply`), and written down as it would be on the connection: tokens of a
+stream when they come, of a whole answer at its end. What the client reads, byte by byte, must say the same.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import httptools
+import msgspec
 import numpy as np
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
-from calculet_core.errors import CalculetError
+from calculet_core.errors import CalculetError, ShuttingDown
 from calculet_core.history import Event
-from calculet_core.requests import Prompt, SamplingParams, StopRules
-from calculet_router.openai import Call, Kind
+from calculet_router.shell.endpoints import Reply
 from calculet_worker.device.sim_rule import TokenRule, profile_of
+from simulation.http import Accepted, Reading, request_bytes
 
 if TYPE_CHECKING:
     from simulation.router import RouterHost
     from simulation.world import World
 
-GREEDY = SamplingParams(temperature=0.0)
 LETTERS = b"aeiontrs"
 MAX_TRIES = 3
-TENANT_SHARES = ((0.6, "default"), (0.85, "gold"), (1.0, "bulk"))
+READS_PER_S = 300.0
+"""Bytes that a slow reader takes: a token and a half, as an event."""
+HANG_UP_NS = 100_000
+"""From an answer's end to the end of its connection."""
+TENANT_SHARES = ((0.55, "default"), (0.8, "gold"), (0.95, "bulk"), (1.0, "metered"))
 
 
 class Client:
-    """One client's call, with its retries. `answers` are the texts as written, by choice."""
+    """One client's call, with its retries. `meant` are the texts that the router wants to write, by choice."""
 
     __slots__ = (
-        "asked_at",
         "choices",
         "clients",
         "code",
+        "connection",
         "digest",
         "done",
         "expected",
         "max_tokens",
+        "meant",
         "number",
         "outcome",
         "pending",
         "prompt",
-        "read_at",
-        "read_per_s",
+        "reading",
+        "reads_per_s",
+        "refused",
         "request",
         "retries",
         "router",
@@ -55,7 +62,6 @@ class Client:
         "tenant",
         "timeout_ms",
         "tries",
-        "unread",
     )  # fmt: skip
 
     def __init__(self, clients: Clients, number: int, rng: random.Random, easy: bool = False) -> None:
@@ -72,16 +78,17 @@ class Client:
         self.choices = 2 if rng.random() < traffic.twice else 1
         share = rng.random()
         self.tenant = next(name for limit, name in TENANT_SHARES if share <= limit)
-        self.read_per_s = 3.0 if rng.random() < traffic.slow_readers else None
+        self.reads_per_s = READS_PER_S if rng.random() < traffic.slow_readers else None
         self.retries = rng.random() < traffic.retries
         self.timeout_ms = rng.randrange(50, 3_000) if rng.random() < traffic.short_deadlines else None
         self.stop = rng.choice(LETTERS) if rng.random() < traffic.stops else None
         leaves = rng.expovariate(1 / 0.2) if rng.random() < traffic.disconnects else None
         if easy:
-            leaves, self.timeout_ms, self.read_per_s, self.tenant, self.retries = None, None, None, "default", False
+            leaves, self.timeout_ms, self.reads_per_s, self.tenant, self.retries = None, None, None, "default", False
             self.max_tokens = min(self.max_tokens, traffic.max_output)
         self.tries, self.request = 0, 0
         self.router: RouterHost | None = None
+        self.connection: Any = None
         self.outcome: str | None = None
         self.code: str | None = None
         self._begin()
@@ -90,11 +97,14 @@ class Client:
 
     def _begin(self) -> None:
         self.pending = [""] * self.choices
+        self.meant = [""] * self.choices
         self.done = [False] * self.choices
-        self.unread, self.read_at = 0.0, 0
+        self.refused: str | None = None
+        """Code of the error that the router wants to tell."""
         self.digest: str | None = None
         """Of the artifact that answers; known with the first tokens."""
         self.expected: list[int] | None = None
+        self.reading = Reading(self.choices, self._answered)
 
     # ---------------------------------------------------------------- asking
     def ask(self) -> None:
@@ -110,17 +120,16 @@ class Client:
             return
         self.outcome = self.code = None
         self._begin()
-        self.asked_at = world.timeline.now
-        stop = StopRules(token_ids=(self.stop,) if self.stop is not None else ())
-        prompt = Prompt(token_ids=self.prompt)
-        call = Call(
-            Kind.TEXT, world.alias, [prompt], self.choices, self.max_tokens, GREEDY, stop, self.stream, False, False, self.choices
-        )
-        self.router = None
-        router.call(router.ask, self, call, b"Bearer " + self.tenant.encode(), self.timeout_ms)
-        if self.router is None:
-            self.outcome, self.code = "failed", "connection lost"
-            self._again(0.5)
+        self.router, self.request = router, 0
+        body: dict[str, Any] = {
+            "model": world.alias, "prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0.0, "n": self.choices,
+            "stream": self.stream,
+        }  # fmt: skip
+        if self.stop is not None:
+            body["stop_token_ids"] = (self.stop,)
+        self.connection = router.accept(self)
+        if self.outcome is None:
+            router.call(self.connection.receive, request_bytes(self.tenant, body, self.timeout_ms))
 
     def _again(self, after_s: float) -> None:
         if self.retries and self.tries < MAX_TRIES and not self.clients.quiet:
@@ -128,28 +137,84 @@ class Client:
             self.clients.world.timeline.after(int(after_s * S), self.ask)
 
     def _leave(self) -> None:
-        if self.outcome is None and self.router is not None and self.router.alive and self.request:
-            if self.router.stopped:
-                self.clients.world.timeline.after(50 * MS, self._leave)
-                return
-            router, self.outcome = self.router, "left"
-            self._forget()
-            router.call(router.gone, self, "the client has disconnected")
-        elif self.outcome is None:
-            self.outcome = "left"
+        if self.outcome is not None:
+            return
+        self.outcome = "left"
+        if self.router is not None:
+            self._hang_up(self.router, self.connection)
 
-    # ---------------------------------------------------------------- what the router does with its owner
-    def open(self, router: RouterHost, request: int) -> None:
+    def _hang_up(self, router: RouterHost, connection: Accepted) -> None:
+        router.connections.pop(self, None)
+        router.call(connection.hang_up)
+
+    # ---------------------------------------------------------------- what is read
+    def read(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self.outcome is None:
+            try:
+                self.reading.feed(data)
+            except (httptools.HttpParserError, msgspec.DecodeError, AssertionError) as error:
+                self._lies(f"{type(error).__name__}: {error} {error.__context__!r} in {data[-200:]!r}")
+
+    def _answered(self) -> None:
+        """The answer is complete."""
+        said, world = self.reading, self.clients.world
+        if said.error is None and said.status == 200:
+            self.outcome = "completed"
+            if not all(said.finished) or said.said_done != self.stream or said.texts != self.meant:
+                self._lies(f"complete, and it says {said.texts} of {self.meant}, finished {said.finished}, done {said.said_done}")
+            if said.usage is not None and self.stop is None and said.usage.completion_tokens != sum(map(len, said.texts)):
+                self._lies(f"{said.usage.completion_tokens} tokens are charged, {sum(map(len, said.texts))} were got")
+        else:
+            self.outcome, self.code = "failed", said.error.code if said.error is not None else str(said.status)
+            world.saw(f"client got {self.code}")
+            if self.code == ShuttingDown.code:
+                self._hurried()
+            if said.said_done or (self.request and self.code != self.refused):
+                self._lies(f"it says {self.code}, {self.refused} was meant; done {said.said_done}")
+            if not all(meant.startswith(text) for meant, text in zip(self.meant, said.texts, strict=True)) and any(said.texts):
+                self._lies(f"before its error it says {said.texts} of {self.meant}")
+        router, connection = self.router, self.connection
+        if router is not None:
+            world.timeline.after(HANG_UP_NS, self._hang_up, router, connection)
+        if said.status in (429, 503):
+            self._again((said.retry_after_s or 1.0) * 1.1)
+
+    def cut_off(self) -> None:
+        """The router has closed the connection."""
+        if self.router is not None:
+            self.router.connections.pop(self, None)
+        if self.outcome is None:
+            self.outcome, self.code = "left" if self.reads_per_s is not None else "failed", "cut off"
+            if self.reads_per_s is None:
+                self._hurried()
+
+    def _hurried(self) -> None:
+        """The answer was cut short by the router itself."""
+        if self.router is not None and self.router.in_no_hurry():
+            self.clients.world.broken("drains_politely", f"{self.router.name} has time to drain, and cuts off {self.request:x}")
+
+    def lost(self) -> None:
+        """The router died: the connection broke."""
+        if self.outcome is None:
+            self.outcome, self.code = "failed", "connection lost"
+            self._again(0.3)
+
+    def _lies(self, what: str) -> None:
+        self.clients.world.broken("bytes_say_the_same", f"request {self.request:x}: {what}")
+
+    # ---------------------------------------------------------------- what the router means to write
+    def opened(self, request: int) -> None:
         """It was given its ids."""
-        self.router, self.request = router, request
+        self.request = request
         for index in range(self.choices):
             self.clients.of[request + index] = self
-        router.calls[request] = self
 
     def deliver(self, index: int, piece: wire.Piece) -> None:
         """Tokens of one choice."""
-        if self.done[index] or self.outcome is not None:
-            self._broken(f"tokens of choice {index} after its end ({self.outcome})")
+        if self.done[index] or self.refused is not None:
+            self._broken(f"tokens of choice {index} after its end")
+        self.meant[index] += piece.text
         text = self.pending[index] + piece.text
         if piece.finish is not None:
             self.done[index] = True
@@ -159,22 +224,20 @@ class Client:
         else:
             self.pending[index] = text
         if all(self.done):
-            self._closed("completed", None)
+            self.reference()
+            self.prompt = ()
 
     def restart(self, index: int) -> None:
         """The choice begins again elsewhere."""
-        self.pending[index] = ""
+        self.pending[index] = self.meant[index] = ""
         self.done[index] = False
         self.clients.world.saw("an answer began again")
 
-    def fail(self, error: CalculetError) -> None:
+    def refuse(self, error: CalculetError) -> None:
         """The terminal is an error."""
-        if self.outcome not in (None, "left"):
-            self._broken(f"{error.code} after {self.outcome}")
-        self._closed("failed" if self.outcome is None else self.outcome, error.code)
-        self.clients.world.saw(f"client got {error.code}")
-        if error.http_status in (429, 503):
-            self._again((error.retry_after_s or 1.0) * 1.1)
+        if all(self.done) or self.refused is not None:
+            self._broken(f"{error.code} after {self.refused or 'completed'}")
+        self.refused = error.code
 
     def _write(self, index: int, attempt: int, text: str) -> None:
         world = self.clients.world
@@ -188,38 +251,6 @@ class Client:
             Event(history.REQUEST_TOKENS, world.timeline.now, request, attempt, generation=generation, data={"ids": list(text.encode("latin-1"))}),
             self.router,
         )  # fmt: skip
-        if self.read_per_s is not None and self.stream:
-            now = world.timeline.now
-            self.unread = max(0.0, self.unread - self.read_per_s * (now - self.read_at) / S) + len(text)
-            self.read_at = now
-            if self.unread > world.settings.router.max_output_buffer_bytes and self.router is not None and not all(self.done):
-                router, self.unread = self.router, 0.0
-                world.saw("a slow reader was dropped")
-                router.later(0, self._dropped, router)
-
-    def _dropped(self, router: RouterHost) -> None:
-        if self.outcome is None:
-            self.outcome, self.code = "left", "slow_reader"
-            self._forget()
-            router.gone(self, "the client reads too slowly", "slow_reader")
-
-    def _closed(self, outcome: str, code: str | None) -> None:
-        if outcome == "completed":
-            self.reference()
-            self.prompt = ()
-        self.outcome, self.code = outcome, code
-        self._forget()
-
-    def lost(self) -> None:
-        """The router died: the connection broke."""
-        if self.outcome is None:
-            self.outcome, self.code = "failed", "connection lost"
-        self._forget()
-        self._again(0.3)
-
-    def _forget(self) -> None:
-        if self.router is not None:
-            self.router.calls.pop(self.request, None)
 
     def _broken(self, what: str) -> None:
         self.clients.world.broken("one_terminal", f"request {self.request:x}: {what}")
@@ -233,6 +264,35 @@ class Client:
                 tokens = tokens[: tokens.index(self.stop)]
             self.expected = tokens
         return self.expected
+
+
+class ObservedReply(Reply):
+    """The product's, heard."""
+
+    __slots__ = ("_client",)
+
+    def __init__(self, exchange: Any, call: Any) -> None:
+        self._client: Client = exchange.connection.transport.client
+        super().__init__(exchange, call)
+
+    def open(self, ticket: Any) -> None:
+        self._client.opened(int(ticket.name, 16))
+        super().open(ticket)
+
+    def deliver(self, index: int, piece: wire.Piece) -> None:
+        router = self._client.router
+        if router is not None and router.crashes:
+            router.acted()
+        self._client.deliver(index, piece)
+        super().deliver(index, piece)
+
+    def restart(self, index: int) -> None:
+        self._client.restart(index)
+        super().restart(index)
+
+    def fail(self, error: CalculetError) -> None:
+        self._client.refuse(error)
+        super().fail(error)
 
 
 class Clients:
@@ -305,7 +365,7 @@ class Clients:
         for request in world.checker.open_at(router.incarnation):
             end = {"outcome": "cancelled", "reason": "the router died"}
             world.see(Event(history.REQUEST_DONE, world.timeline.now, request, data=end), None)
-        for client in list(router.calls.values()):
+        for client in list(router.connections):
             client.lost()
 
     def tokens(self, digest: str, prompt: tuple[int, ...], count: int) -> list[int]:

@@ -148,8 +148,11 @@ class ArmedPlan(FaultPlan):
 class DeviceThread:
     """Owns the device for one worker process."""
 
-    def __init__(self, process: WorkerHost, hardware: Hardware, plan: ArmedPlan, deliver: Callable[[Any], None]) -> None:
-        self._process, self._timeline, self._deliver = process, process.timeline, deliver
+    def __init__(self, process: WorkerHost, hardware: Hardware, plan: ArmedPlan) -> None:
+        self._process, self._timeline = process, process.timeline
+        self.deliver: Callable[[Any], Any] = lambda event: None
+        self.on_their_way = 0
+        """Completions that were fetched, and that the engine has not been told of."""
         self.board = hardware.open(process.epoch)
         self.plan = plan
         self.device = faulty.FaultyDevice(self.board, plan)
@@ -185,23 +188,17 @@ class DeviceThread:
         if self._working:
             return  # polled when the work is done
         board, device, now = self.board, self.device, self._timeline.now
-        while not isinstance(found := self._wait(), ReturnCode):
+        while not isinstance(found := device.wait_any(0), ReturnCode):
             self.deadlines.pop(found.job_id, None)
             self._unproven.discard(found.job_id)
-            self._deliver(events.JobCompleted(found))
+            self.on_their_way += 1
+            self.deliver(events.JobCompleted(found))
             next_ns = board.sim.next_done_ns()
             if not board.done and not device._due and not device._held and (next_ns is None or next_ns > now):
                 break
         self._poll_at(board.sim.next_done_ns())
         if device._held:
             self._poll_at(min((held.due_ns for held in device._held if held.due_ns is not None), default=None))
-
-    def _wait(self) -> Completion | ReturnCode:
-        real, faulty.time = faulty.time, self._timeline  # type: ignore[assignment]
-        try:
-            return self.device.wait_any(0)
-        finally:
-            faulty.time = real
 
     def _overdue_at(self, at_ns: int) -> None:
         if self._overdue_ns is None or at_ns < self._overdue_ns:
@@ -218,15 +215,25 @@ class DeviceThread:
                 if deadline <= now and self.deadlines.pop(job_id, None) is not None:
                     self._unproven.add(job_id)
                     self._process.world.saw("job lost")
-                    self._deliver(events.JobLost(job_id, int(ReturnCode.TIMEOUT)))
+                    self.deliver(events.JobLost(job_id, int(ReturnCode.TIMEOUT)))
         if self.deadlines:
             self._overdue_at(max(min(self.deadlines.values()), now + SLICE_NS))
 
     # ---------------------------------------------------------------- what may block
     def perform(self, action: Any) -> None:
         """Configure, unconfigure, reset: one after the other, after the slice in which jobs are waited for."""
+        if isinstance(action, actions.ConfigureDevice):
+            self._process.world.digests[action.generation] = action.package.digest
         self._inbox.append(action)
         self._begin_soon()
+
+    def stop(self, timeout_s: float) -> bool:
+        """It ends with its process."""
+        return True
+
+    def busy_ns(self) -> int:
+        """Nobody asks."""
+        return 0
 
     def _begin_soon(self) -> None:
         if self._inbox and not self._working and not self._begins:
@@ -259,7 +266,7 @@ class DeviceThread:
 
     def _end(self, answer: Any) -> None:
         self._working = False
-        self._deliver(answer)
+        self.deliver(answer)
         self._poll_ns = None
         self._poll_at(self._timeline.now)
         self._begin_soon()

@@ -9,6 +9,7 @@ import msgspec
 from calculet_core.clock import MS
 from calculet_worker.device.faults import AnyFault
 from simulation.scenario import DEVICE_FAULTS, Fault
+from simulation.transport import Tricks
 
 if TYPE_CHECKING:
     from simulation.processes import Process
@@ -74,6 +75,25 @@ class Injector:
 
     def _kill_supervisor(self, fault: Fault) -> None:
         self._kill(self._world.keeper.supervisor, fault)
+
+    def _kill_keeper(self, fault: Fault) -> None:
+        if self._world.keeper.die():
+            self._fired(fault.kind)
+
+    def _stop_router(self, fault: Fault) -> None:
+        self._terminate(self._router(fault), fault)
+
+    def _stop_supervisor(self, fault: Fault) -> None:
+        self._terminate(self._world.keeper.supervisor, fault)
+
+    def _stop_worker(self, fault: Fault) -> None:
+        self._terminate(self._world.keeper.workers.get(self._board(fault)), fault)
+
+    def _terminate(self, process: Process | None, fault: Fault) -> None:
+        """SIGTERM, from somebody else."""
+        if process is not None and process.alive:
+            self._fired(fault.kind)
+            process.call(process.terminate)
 
     def _kill(self, process: Process | None, fault: Fault) -> None:
         if process is None or not process.alive:
@@ -147,6 +167,32 @@ class Injector:
             self._trouble_on(link, fault.ms)
             link.slow(20 * MS)
             self._timeline.after(fault.ms * MS, link.slow, 0)
+
+    def _double_data(self, fault: Fault) -> None:
+        self._trick("data", Tricks.DOUBLE, fault)
+
+    def _reorder_data(self, fault: Fault) -> None:
+        self._trick("data", Tricks.REORDER, fault)
+
+    def _double_control(self, fault: Fault) -> None:
+        self._trick("control", Tricks.DOUBLE, fault)
+
+    def _reorder_control(self, fault: Fault) -> None:
+        self._trick("control", Tricks.REORDER, fault)
+
+    def _truncate_data(self, fault: Fault) -> None:
+        self._trick("data", Tricks.TRUNCATE, fault)
+
+    def _truncate_control(self, fault: Fault) -> None:
+        self._trick("control", Tricks.TRUNCATE, fault)
+
+    def _trick(self, name: str, tricks: Tricks, fault: Fault) -> None:
+        link = self._link(name, fault)
+        if link is not None:
+            self._fired(fault.kind)
+            self._trouble_on(link, fault.ms)
+            link.play(tricks)
+            self._timeline.after(fault.ms * MS, link.play, Tricks.NONE)
 
     def _link(self, name: str, fault: Fault) -> Link | None:
         found = [link for link in self._world.links if link.name.startswith(name) and link.up]

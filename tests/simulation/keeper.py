@@ -1,16 +1,18 @@
 """The keeper: it starts router and supervisor and starts them again, workers on the supervisor's word, and sees every exit.
 
-It never dies here: when it does, everything ends, and there is nothing left to check.
+When it dies, everything ends; somebody starts another one when all of it has ended, or kills what does not end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from calculet_core import history
 from calculet_core.budgets import Backoff
 from calculet_core.clock import MS, US, S
 from calculet_core.history import Event
+from calculet_core.shell.files import next_number
 from calculet_supervisor.world import Exit
 from simulation.processes import Process
 from simulation.router import RouterHost
@@ -24,6 +26,10 @@ BACKOFF = Backoff(100 * MS, 10_000 * MS)
 STABLE_NS = 30 * S
 SOCKET_NS = 150 * US
 REAP_NS = 300 * US
+AGAIN_NS = (500 * MS, 3 * S)
+"""From a keeper's death to the next one."""
+PATIENCE_NS = 10 * S
+LOOK_NS = 100 * MS
 
 
 class Keeper:
@@ -39,12 +45,58 @@ class Keeper:
         self._pids = 1000
         self._incarnations = 0
         self._failures: dict[str, int] = {}
+        self._life = 1
+        self._dead_since: int | None = None
 
     def begin(self) -> None:
         """Start everything."""
         for index in range(self._routers):
             self._start_router(f"router{index}")
         self._start_supervisor()
+
+    # ---------------------------------------------------------------- its own life
+    @property
+    def alive(self) -> bool:
+        """Whether somebody keeps."""
+        return self._dead_since is None
+
+    def die(self) -> bool:
+        """kill -9 of the keeper; whether there was one."""
+        if not self.alive:
+            return False
+        self._dead_since, self._attached = self._timeline.now, None
+        self._life += 1
+        self._world.note("keeper died", "")
+        for process in self._world.processes():
+            self._timeline.after(REAP_NS, process.keeper_died)
+        self._timeline.after(self._rng.randrange(*AGAIN_NS), self._begin_again)
+        return True
+
+    def _begin_again(self) -> None:
+        """`calculet up` by hand: it waits for the predecessor's processes, and takes over."""
+        assert self._dead_since is not None
+        left = self._world.processes()
+        if left and self._timeline.now < self._dead_since + PATIENCE_NS:
+            self._timeline.after(LOOK_NS, self._begin_again)
+            return
+        for process in left:
+            self._world.saw("somebody killed what was left of a dead keeper's fleet")
+            if not process.stopped:
+                self._world.broken("ends_with_its_keeper", f"{process.name} lives {PATIENCE_NS // S} s after its keeper")
+            self.ended(process, signal=9)
+        self._world.fleet.fleet_view.unlink(missing_ok=True)
+        self._dead_since = None
+        self._failures.clear()
+        self._world.saw("another keeper took over")
+        self.begin()
+
+    def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
+        """Unless it has died by then."""
+        self._timeline.after(delay_ns, self._if_alive, self._life, work, args)
+
+    def _if_alive(self, life: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if life == self._life and self.alive:
+            work(*args)
 
     def _pid(self) -> int:
         self._pids += 1
@@ -60,13 +112,13 @@ class Keeper:
         self._world.note("supervisor started", f"pid {self._pids}")
 
     # ---------------------------------------------------------------- on the supervisor's word
-    def attach(self, supervisor: SupervisorHost) -> None:
+    def attach(self, supervisor: SupervisorHost, future: Any) -> None:
         """It has connected and asks who lives."""
         self._attached = supervisor
-        self._timeline.after(2 * SOCKET_NS, self._list, supervisor)
+        supervisor.later(2 * SOCKET_NS, self._list, future)
 
-    def _list(self, supervisor: SupervisorHost) -> None:
-        supervisor.call(supervisor.listed, {board: worker.pid for board, worker in self.workers.items()})
+    def _list(self, future: Any) -> None:
+        future.set_result({board: worker.pid for board, worker in self.workers.items()})
 
     def _tell(self, work: str, *args: Any) -> None:
         self._timeline.after(SOCKET_NS, self._told, self._attached, work, args)
@@ -77,14 +129,13 @@ class Keeper:
 
     def start(self, board: str) -> None:
         """Start the board's worker."""
-        self._timeline.after(SOCKET_NS, self._start_worker, board)
+        self._later(SOCKET_NS, self._start_worker, board)
 
     def _start_worker(self, board: str) -> None:
         if board not in self.workers:
-            epochs = self._world.disk.epochs
-            epochs[board] = epochs.get(board, 0) + 1
-            self.workers[board] = WorkerHost(self._world, board, epochs[board], self._pid())
-            self._world.worker_spawned(board, epochs[board])
+            epoch = next_number(self._world.fleet.board_epoch(board))
+            self.workers[board] = WorkerHost(self._world, board, epoch, self._pid())
+            self._world.worker_spawned(board, epoch)
         self._tell("started", board, self.workers[board].pid)
 
     def terminate(self, board: str) -> None:
@@ -94,7 +145,7 @@ class Keeper:
         self._signal(board, "abort")
 
     def kill(self, board: str) -> None:
-        self._timeline.after(SOCKET_NS, self._kill, board)
+        self._later(SOCKET_NS, self._kill, board)
 
     def _signal(self, board: str, name: str) -> None:
         def deliver() -> None:
@@ -102,7 +153,7 @@ class Keeper:
             if worker is not None:
                 worker.call(worker.terminate) if name == "terminate" else worker.abort()
 
-        self._timeline.after(SOCKET_NS, deliver)
+        self._later(SOCKET_NS, deliver)
 
     def _kill(self, board: str) -> None:
         if (worker := self.workers.get(board)) is not None:
@@ -133,12 +184,12 @@ class Keeper:
             del self.routers[process.name]
             world.note("router died", f"{process.name}: {words}")
             world.clients.router_died(process)
-            self._timeline.after(self._delay(process), self._start_router, process.name)
+            self._later(self._delay(process), self._start_router, process.name)
         else:
             self.supervisor = self._attached = None
             world.checker.supervisor_died()
             world.note("supervisor died", words)
-            self._timeline.after(self._delay(process), self._start_supervisor)
+            self._later(self._delay(process), self._start_supervisor)
 
     def _delay(self, process: Process) -> int:
         lived = self._timeline.now - process.started_ns

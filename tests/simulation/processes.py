@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from simulation.loop import VirtualLoop, entered
+
 if TYPE_CHECKING:
-    from simulation.transport import Pipe
+    from simulation.transport import Listener, Pipe
     from simulation.world import World
 
+_running, _run_on = asyncio._get_running_loop, asyncio._set_running_loop
 
-class Crashed(BaseException):
-    """The process ends here and now, in the middle of what it does."""
+
+class Crashed(SystemExit):
+    """The process ends here and now, in the middle of what it does. Of a kind that asyncio's tasks let through."""
 
 
 class Process:
-    """Base of keeper's children. Everything that reaches a process goes through `call`."""
+    """Base of keeper's children. Everything that reaches a process goes through `call`, and runs on its loop."""
+
+    kind = "process"
 
     def __init__(self, world: World, name: str, pid: int) -> None:
         self.world, self.name, self.pid = world, name, pid
         self.timeline = world.timeline
         self.alive, self.stopped = True, False
+        self.loop = VirtualLoop(self)
+        self.listeners: dict[str, Listener] = {}
+        """Sockets that it has bound, by path."""
         self.inbound: list[Pipe] = []
         self.watchers: list[Callable[[], None]] = []
         """Told when it has ended: pidfds."""
         self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._crash_after: int | None = None
+        self.rng = world.rng(f"{name} {pid}")
+        self.on_keepers_death: Callable[[], None] | None = None
+        self.crashes = False
+        """A crash is arranged for."""
+        self._crash_after = 0
         self._abort_pending = False
         self.started_ns = world.timeline.now
 
@@ -37,10 +52,20 @@ class Process:
         if self.stopped:
             self._deferred.append((work, args))
             return
+        before = _running()
+        _run_on(self.loop)
         try:
             work(*args)
         except Crashed:
             self.world.keeper.ended(self, signal=9)
+        except Exception as error:
+            self.loop.call_exception_handler({"exception": error})
+        finally:
+            _run_on(before)
+
+    def listens(self, factory: Callable[[], Any]) -> Any:
+        """For clients' connections, each with a protocol of the factory's. Returns a server that can be closed."""
+        raise NotImplementedError
 
     def later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
         """A timer."""
@@ -48,7 +73,7 @@ class Process:
 
     def acted(self) -> None:
         """Between two actions: here a crash that was arranged for happens."""
-        if self._crash_after is not None:
+        if self.crashes:
             self._crash_after -= 1
             if self._crash_after < 0:
                 raise Crashed
@@ -56,11 +81,18 @@ class Process:
     # ---------------------------------------------------------------- signals
     def crash_after(self, actions: int) -> None:
         """kill -9 after so many more actions."""
-        self._crash_after = actions
+        self.crashes, self._crash_after = True, actions
+
+    def keeper_died(self) -> None:
+        """The death pipe says so; who is too young to watch it sees that at once when it starts."""
+        if self.on_keepers_death is not None:
+            self.call(self.on_keepers_death)
+        else:
+            self.world.keeper.ended(self, code=0)
 
     def forget_crash(self) -> None:
         """The arranged crash does not come."""
-        self._crash_after = None
+        self.crashes = False
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -80,6 +112,11 @@ class Process:
         for pipe in list(self.inbound):
             pipe.pump()
 
+    def terminate(self) -> None:
+        """SIGTERM: a process drains, unless it is too young to have a handler."""
+        if not self.loop.signalled(signal.SIGTERM):
+            self.world.keeper.ended(self, signal=15)
+
     def abort(self) -> None:
         """SIGABRT: a stopped process gets it when it is continued."""
         if self.stopped:
@@ -89,5 +126,11 @@ class Process:
 
     def has_ended(self) -> None:
         """For the keeper's use: memory and timers are gone."""
+        if not self.alive:
+            return
         self.alive = False
         self._deferred.clear()
+        with entered(self.loop):
+            self.loop.end()
+        for path in list(self.listeners):
+            self.world.listeners.pop(path, None)

@@ -9,7 +9,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from calculet_core.clock import MS
 from calculet_core.config import (
     AdmissionConfig,
     BatchConfig,
@@ -27,7 +26,11 @@ from calculet_core.config import (
 from simulation.timeline import stream
 
 ALIAS = "toy"
-TENANTS = (TenantConfig(name="default"), TenantConfig(name="gold", weight=3.0), TenantConfig(name="bulk", max_active=3))
+TENANTS = (
+    TenantConfig(name="default"), TenantConfig(name="gold", weight=3.0, traffic_class="latency"),
+    TenantConfig(name="bulk", max_active=3, traffic_class="throughput"), TenantConfig(name="metered", requests_per_s=0.5),
+)  # fmt: skip
+POOLS = (None, "latency", "throughput")
 
 DEVICE_FAULTS = (
     "busy", "unavailable", "invalid_shape", "invalid_dtype", "other_code", "wait_timeout", "stale_completion", "slow",
@@ -36,7 +39,8 @@ DEVICE_FAULTS = (
 """Tags of `calculet_worker.device.faults`."""
 HOST_FAULTS = (
     "kill_worker", "kill_router", "kill_supervisor", "pause_worker", "hang_worker", "pause_router", "pause_supervisor", "cut_data",
-    "cut_control", "partition_data", "partition_control", "slow_data", "disk_full", "stuck_dma", "bad_board",
+    "cut_control", "partition_data", "partition_control", "slow_data", "double_data", "reorder_data", "double_control",
+    "reorder_control", "truncate_data", "truncate_control", "kill_keeper", "stop_worker", "stop_router", "stop_supervisor", "disk_full", "stuck_dma", "bad_board",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
 ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
@@ -108,7 +112,7 @@ class Settings:
     """Configuration of the fleet, and how finely the run looks at time-outs and lanes."""
 
     tenants: tuple[TenantConfig, ...] = TENANTS
-    router: RouterConfig = field(default_factory=lambda: RouterConfig(max_output_buffer_bytes=24))
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(max_output_buffer_bytes=2_000))
     scheduler: SchedulerConfig = field(default_factory=_scheduler)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     supervision: SupervisionConfig = field(default_factory=_supervision)
@@ -116,8 +120,11 @@ class Settings:
         default_factory=lambda: RolloutConfig(8_000, 60.0, CanaryConfig(hold_s=3.0, min_requests=5))
     )
     recall: RecallConfig = field(default_factory=lambda: RecallConfig(breaker_window_s=60.0, probation_s=10.0))
-    router_tick_ns: int = 100 * MS
-    supervisor_tick_ns: int = 100 * MS
+    router_tick_s: float = 0.1
+    supervisor_tick_s: float = 0.1
+    housekeeping_s: float = 0.2
+    idle_tick_s: float = 1.0
+    """Of what only writes files and counters."""
     check_every: int = 16
     """Events of an engine between two looks at its lanes' invariants."""
     high_water: int = 2_000
@@ -138,6 +145,8 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     acts: tuple[Act, ...] = ()
     requests: frozenset[int] | None = None
+    pools: tuple[str | None, ...] = ()
+    """Of the first boards; the others are in none."""
 
     def words(self) -> str:
         """For a person."""
@@ -164,7 +173,9 @@ def _a_fault(rng: random.Random, kind: str, at_ns: int, boards: int) -> Fault:
     target = rng.randrange(boards)
     actions = rng.choice((0, 0, rng.randrange(40)))
     long = {"pause_worker": (50, 4_000), "pause_router": (50, 5_000), "pause_supervisor": (50, 12_000),
-            "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000), "disk_full": (200, 8_000),
+            "partition_data": (100, 9_000), "partition_control": (100, 9_000), "slow_data": (500, 6_000),
+            "double_data": (100, 5_000), "reorder_data": (100, 3_000), "double_control": (100, 9_000),
+            "reorder_control": (100, 9_000), "truncate_data": (100, 3_000), "truncate_control": (100, 9_000), "disk_full": (200, 8_000),
             "slow": (20, 6_000)}  # fmt: skip
     ms = rng.randrange(*long[kind]) if kind in long else 0
     return Fault(at_ns, kind, target, ms, actions)
@@ -186,6 +197,8 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
     boards, routers = rng.choice((1, 2, 2, 3)), rng.choice((1, 1, 2))
     kinds = [*DEVICE_FAULTS, *HOST_FAULTS]
     chosen = rng.sample(kinds, rng.randrange(3, 9))
+    if "reset_fails" in chosen and "ccu_exception" not in chosen:
+        chosen.append("ccu_exception")  # without a reset none can fail
     every_s = {kind: rng.uniform(8, 40) for kind in sorted(chosen)}
     traffic = Traffic(
         per_s=rng.choice((0.7, 2.0, 5.0)), disconnects=rng.choice((0.0, 0.05, 0.3)), streams=rng.choice((0.2, 0.5, 0.9)),
@@ -194,6 +207,7 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
     return Scenario(
         seed, seconds, boards, routers, traffic, faults=faults_at_random(seed, seconds, boards, every_s),
         acts=acts_at_random(seed, seconds, boards, rng.choice((15.0, 60.0))),
+        pools=tuple(rng.choice(POOLS) for _ in range(boards)) if rng.random() < 0.4 else (),
     )  # fmt: skip
 
 
@@ -211,19 +225,34 @@ def swaps(seed: int, seconds: float = 60.0) -> Scenario:
     )
 
 
+def corners(seed: int, seconds: float = 40.0) -> tuple[Scenario, ...]:
+    """Runs for what rough ones reach seldom: boards that are full while others are not, links that break under load."""
+
+    def under(boards: int, pools: tuple[str | None, ...], **every_s: float) -> Scenario:
+        traffic = Traffic(14.0, mean_output=40.0, disconnects=0.1, burst_every_s=6.0, burst_size=60)
+        return Scenario(seed, seconds, boards, 2, traffic, faults=faults_at_random(seed, seconds, boards, every_s), pools=pools)
+
+    return (
+        under(2, (None, "latency")),
+        under(2, (), cut_data=2.0, partition_data=8.0),
+        under(2, (), cut_control=4.0, kill_supervisor=15.0, disk_full=8.0),
+    )
+
+
 def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> Scenario:
     """Ordinary days with ordinary trouble. Heartbeats and time-outs are looked at less often, to be fast."""
     seconds = hours * 3600
     every_s = dict.fromkeys(DEVICE_FAULTS, 3600.0) | dict.fromkeys(HOST_FAULTS, 5400.0)
     every_s |= {"busy": 600.0, "kill_worker": 1_200.0, "ccu_exception": 1_800.0, "nan_output": 1_800.0}
     every_s |= dict.fromkeys(("invalid_shape", "invalid_dtype", "other_code", "stuck_dma", "reset_fails", "hang_worker"), 10_800.0)
+    every_s["kill_keeper"] = 28_800.0
     settings = Settings()
     settings = replace(
-        settings, router_tick_ns=500 * MS, supervisor_tick_ns=1000 * MS, check_every=256,
+        settings, router_tick_s=0.5, supervisor_tick_s=1.0, housekeeping_s=0.8, idle_tick_s=60.0, check_every=256,
         supervision=SupervisionConfig(heartbeat_ms=2_000, heartbeat_timeout_ms=10_000),
     )  # fmt: skip
     traffic = Traffic(per_s=per_s, burst_every_s=900.0, burst_size=40, disconnects=0.03)
     return Scenario(
         seed, seconds, boards, 2, traffic, settings, faults_at_random(seed, seconds, boards, every_s),
-        acts_at_random(seed, seconds, boards, 3_600.0),
+        acts_at_random(seed, seconds, boards, 3_600.0), pools=("latency", "throughput")[: boards // 2],
     )  # fmt: skip

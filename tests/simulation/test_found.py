@@ -8,16 +8,21 @@ from simulation.mutants import FULL_DISK
 from simulation.scenario import Act, Fault, Scenario, Traffic
 from simulation.search import judge
 
+BUSY = Traffic(per_s=8.0, mean_output=40.0, burst_every_s=None)
 FOUND = {
     "seed_14_both_banks_are_refused_for_their_types": Scenario(
-        14, 12.16, 1, 2, Traffic(per_s=0.7),
-        faults=(Fault(9093658791, "invalid_dtype"), Fault(10958014745, "invalid_dtype")),
-        acts=(Act(2357353566, "stop", 0, 9103),), requests=frozenset(),
+        14, 12.0, 1, 2, BUSY, faults=(Fault(9093658791, "invalid_dtype"), Fault(9093658792, "invalid_dtype")),
     ),
     "seed_84_one_bank_is_refused_for_its_shape_and_the_other_as_unavailable": Scenario(
-        84, 18.0, 1, 1, Traffic(per_s=5.0, burst_every_s=None),
-        faults=(Fault(1816646030, "invalid_shape"), Fault(17821989925, "unavailable", actions=26)),
-        acts=(Act(1375576064, "stop", 0, 16169),), requests=frozenset(),
+        84, 12.0, 1, 1, BUSY, faults=(Fault(9021829925, "invalid_shape"), Fault(9021829926, "unavailable")),
+    ),
+    "seed_1002439_a_job_was_done_and_not_fetched_when_the_board_failed": Scenario(
+        1002439, 11.9, 1, 1, BUSY, faults=(Fault(10960927000, "pause_worker", ms=892), Fault(11215542000, "ccu_exception")),
+    ),
+    "seed_72_a_submission_that_came_twice_was_refused_twice": Scenario(
+        72, 10.73, 1, 1, Traffic(per_s=5.0, burst_every_s=10.0, burst_size=10),
+        faults=(Fault(5881479139, "partition_data", ms=4803), Fault(7217463446, "double_data", ms=2436)),
+        acts=(Act(10204451075, "load", 0, 13501),),
     ),
     "seed_5_a_reset_with_a_full_disk_and_a_supervisor_that_dies": FULL_DISK,
     "seed_2_a_supervisor_that_stood_still": Scenario(

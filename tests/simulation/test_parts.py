@@ -17,8 +17,9 @@ from simulation import search
 from simulation.checker import FairShares
 from simulation.clients import Clients
 from simulation.device import ArmedPlan
-from simulation.disk import VirtualStore, run
+from simulation.disk import VirtualStore
 from simulation.injector import Injector
+from simulation.ports import virtual
 from simulation.processes import Crashed, Process
 from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, rough
 from simulation.search import as_code, shrink
@@ -32,7 +33,8 @@ NOTHING = Scenario(1, 1.0, requests=frozenset())
 @pytest.fixture
 def world() -> Any:
     found = World(NOTHING)
-    yield found
+    with virtual(found):
+        yield found
     found.disk.close()
 
 
@@ -125,13 +127,14 @@ def test_a_crash_comes_after_so_many_actions(world: World) -> None:
 # ---------------------------------------------------------------- the disk
 def asked(world: World, store: VirtualStore, process: Process, draining: bool) -> list[Any]:
     answers: list[Any] = []
-    run(process, store.want("board0", Wanted(draining=draining), Act("drain", "board0")), lambda value, error: answers.append(error))
+    work = store.want("board0", Wanted(draining=draining), Act("drain", "board0"))
+    process.call(process.loop.run, work, lambda value, error: answers.append(error))
     return answers
 
 
 def test_what_was_committed_survives_and_what_was_not_does_not(world: World) -> None:
     first = Process(world, "supervisor", 1)
-    store = VirtualStore(first, world.disk)
+    store = VirtualStore(first, world.disk, world.fleet.store)
     answers = asked(world, store, first, draining=True)
     world.timeline.run_until(world.timeline.now + S)
     assert answers == [None]
@@ -139,20 +142,20 @@ def test_what_was_committed_survives_and_what_was_not_does_not(world: World) -> 
     first.has_ended()
     store.close()
     world.timeline.run_until(world.timeline.now + S)
-    second = VirtualStore(Process(world, "supervisor", 2), world.disk)
+    second = VirtualStore(Process(world, "supervisor", 2), world.disk, world.fleet.store)
     assert second.read().boards == {"board0": Wanted(draining=True)}
     second.close()
 
 
 def test_a_full_disk_refuses_and_the_time_of_a_spend_is_virtual(world: World) -> None:
     process = Process(world, "supervisor", 1)
-    store = VirtualStore(process, world.disk)
+    store = VirtualStore(process, world.disk, world.fleet.store)
     world.disk.full = True
     answers = asked(world, store, process, draining=True)
     world.timeline.run_until(world.timeline.now + S)
     assert isinstance(answers[0], sqlite3.OperationalError)
     world.disk.full = False
-    run(process, store.spend("reset", "board0"), lambda value, error: answers.append(error))
+    process.call(process.loop.run, store.spend("reset", "board0"), lambda value, error: answers.append(error))
     world.timeline.run_until(world.timeline.now + S)
     (spent_ns,) = store.read().spends["reset", "board0"]
     assert answers[1] is None and 0 < world.timeline.now - spent_ns < S
@@ -218,7 +221,7 @@ def test_shrinking_leaves_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---------------------------------------------------------------- the checker
 def test_fair_shares_are_told_from_unfair_ones() -> None:
-    both = frozenset({"gold", "default"})
+    both = {"gold": 100.0, "default": 100.0}
     fair, unfair = FairShares({"gold": 3.0, "default": 1.0}), FairShares({"gold": 3.0, "default": 1.0})
     for turn in range(200):
         assert fair.admitted("default" if turn % 4 == 0 else "gold", 100, both) is None
@@ -229,8 +232,15 @@ def test_fair_shares_are_told_from_unfair_ones() -> None:
 def test_a_tenant_that_does_not_wait_is_owed_nothing() -> None:
     shares = FairShares({"gold": 1.0, "default": 1.0})
     for _ in range(100):
-        assert shares.admitted("gold", 100, frozenset({"gold"})) is None
-    assert shares.admitted("default", 100, frozenset({"gold", "default"})) is None
+        assert shares.admitted("gold", 100, {"gold": 100.0}) is None
+    assert shares.admitted("default", 100, {"gold": 100.0, "default": 100.0}) is None
+
+
+def test_a_large_request_that_waits_makes_room_for_small_ones() -> None:
+    shares = FairShares({"gold": 1.0, "default": 1.0})
+    assert shares.admitted("default", 10, {"gold": 10.0, "default": 10.0}) is None
+    found = [shares.admitted("gold", 10, {"gold": 10.0, "default": 300.0}) for _ in range(100)]
+    assert found[:60] == [None] * 60 and found[-1] is not None, "320 by two"
 
 
 def test_the_reference_of_the_clients_is_the_boards(world: World) -> None:

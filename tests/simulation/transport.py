@@ -12,6 +12,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
+from enum import Enum
 from math import log as _log
 from typing import TYPE_CHECKING
 
@@ -26,12 +27,29 @@ LATENCY_NS = 120 * US
 JITTER_NS = 80 * US
 """Mean of the exponential part."""
 RECONNECT_NS = (20 * MS, 500 * MS)
+TRICKED = 0.3
+HELD_NS = 30 * MS
+
+
+class Tricks(Enum):
+    """What a pipe does to every third message, about."""
+
+    NONE = "none"
+    DOUBLE = "double"
+    """It arrives twice."""
+    REORDER = "reorder"
+    """The next one overtakes it; without a next one it is `HELD_NS` late."""
+    TRUNCATE = "truncate"
+    """Its last frame arrives in part."""
 
 
 class Pipe:
     """One direction."""
 
-    __slots__ = ("_due", "_pumping", "_queue", "_receive", "_rng", "_timeline", "dropped", "high_water", "reader", "slow_ns", "stalled", "up")
+    __slots__ = (
+        "_due", "_held", "_pumping", "_queue", "_receive", "_rng", "_timeline", "dropped", "high_water", "reader", "slow_ns", "stalled",
+        "tricks", "up",
+    )  # fmt: skip
 
     def __init__(self, world: World, rng: random.Random, reader: Process, receive: Callable[[Frames], None], high_water: int) -> None:
         self._timeline, self._rng, self.reader, self._receive, self.high_water = world.timeline, rng, reader, receive, high_water
@@ -39,6 +57,8 @@ class Pipe:
         self._due = 0
         self._pumping = False
         self.up, self.stalled, self.slow_ns, self.dropped = True, False, 0, 0
+        self.tricks = Tricks.NONE
+        self._held: Frames | None = None
         reader.inbound.append(self)
 
     def send(self, frames: Frames) -> bool:
@@ -46,6 +66,35 @@ class Pipe:
         if not self.up or len(self._queue) >= self.high_water:
             self.dropped += 1
             return False
+        if self.tricks is not Tricks.NONE and self._play(frames):
+            return True
+        self._enqueue(frames)
+        if self._held is not None:
+            self._release(self._held)
+        return True
+
+    def _play(self, frames: Frames) -> bool:
+        """Play a trick, maybe; whether the message is to wait."""
+        if self._rng.random() > TRICKED:
+            return False
+        if self.tricks is Tricks.DOUBLE:
+            self._enqueue(frames)
+        elif self.tricks is Tricks.TRUNCATE:
+            self._enqueue([*frames[:-1], frames[-1][: len(frames[-1]) // 2]])
+            return True
+        elif self._held is None:
+            self._held = frames
+            self._timeline.after(HELD_NS, self._release, frames)
+            return True
+        return False
+
+    def _release(self, frames: Frames) -> None:
+        if self._held is frames:
+            self._held = None
+            if self.up:
+                self._enqueue(frames)
+
+    def _enqueue(self, frames: Frames) -> None:
         now = self._timeline.now
         due = now + LATENCY_NS + int(JITTER_NS * -_log(1.0 - self._rng.random())) + self.slow_ns
         if due < self._due:
@@ -55,7 +104,6 @@ class Pipe:
         if not self._pumping:
             self._pumping = True
             self._timeline.after(due - now, self._pump)
-        return True
 
     def pump(self) -> None:
         """The reader reads again."""
@@ -93,23 +141,61 @@ class Pipe:
         return lost
 
 
+class Listener:
+    """A bound ROUTER, as `calculet_core.shell.link.Link` shows it."""
+
+    def __init__(self, process: Process, path: str, on_frames: Callable[[Frames], None]) -> None:
+        self.process, self.endpoint, self._path, self._on_frames = process, f"ipc://{path}", path, on_frames
+        self.dropped = 0
+        self._links: dict[bytes, Link] = {}
+        process.listeners[path] = process.world.listeners[path] = self
+
+    def accept(self, link: Link) -> Callable[[Frames], None]:
+        """Somebody has connected; his messages go to what this returns. A newer connection takes over an identity."""
+        identity = link.identity
+        self._links[identity] = link
+
+        def receive(frames: Frames) -> None:
+            if self._links.get(identity) is link:
+                self._on_frames([identity, *frames])
+
+        return receive
+
+    def send(self, frames: Frames) -> bool:
+        """The first frame says to whom."""
+        link = self._links.get(frames[0])
+        if link is not None and link.identity == frames[0] and link.server is self.process and link.answer(frames[1:]):
+            return True
+        self.dropped += 1
+        return False
+
+    def close(self) -> None:
+        """Nobody can connect any more, and who had is cut off."""
+        if self.process.listeners.pop(self._path, None) is self:
+            self.process.world.listeners.pop(self._path, None)
+            for link in list(self._links.values()):
+                if link.server is self.process and link.up:
+                    link.cut(1.0)
+
+
 class Link:
     """A DEALER that connects to a ROUTER, and connects again whenever the connection broke."""
 
     def __init__(
         self,
-        world: World,
         client: Process,
-        find: Callable[[], Process | None],
+        path: str,
         name: str,
-        accept: Callable[[Process, Link], Callable[[Frames], None]],
         receive: Callable[[Frames], None],
         identity: bytes | None = None,
         high_water: int = 100_000,
     ) -> None:
-        """`find` tells who listens at the address; `accept` makes a connection known there and gives its receiver."""
-        self._world, self._client, self._find, self._accept, self._receive = world, client, find, accept, receive
+        """`path` is where to connect, `name` how faults call the link."""
+        world = client.world
+        self._world, self._client, self._path, self._receive = world, client, path, receive
+        self.endpoint = f"ipc://{path}"
         self.name, self._fixed, self._high_water = name, identity, high_water
+        self.dropped = self.received = 0
         self._rng = world.rng(f"link {name} {client.pid}")
         self.identity = b""
         self.server: Process | None = None
@@ -127,24 +213,32 @@ class Link:
 
     def send(self, frames: Frames) -> bool:
         """From the DEALER."""
-        return self.to_server is not None and self.to_server.send(frames)
+        if self.to_server is not None and self.to_server.send(frames):
+            return True
+        self.dropped += 1
+        return False
 
     def answer(self, frames: Frames) -> bool:
         """From the ROUTER."""
         return self.to_client is not None and self.to_client.send(frames)
 
+    def _arrived(self, frames: Frames) -> None:
+        self.received += 1
+        self._receive(frames)
+
     def _connect(self) -> None:
         if self.closed or self.up:
             return
-        server = self._find()
-        if server is None or not server.alive:
+        listener = self._world.listeners.get(self._path)
+        if listener is None:
             self._client.later(self._rng.randrange(*RECONNECT_NS), self._connect)
             return
+        server = listener.process
         self._connections += 1
         self.identity = self._fixed or b"%s#%d.%d" % (self.name.encode(), self._client.pid, self._connections)
         self.server = server
-        self.to_client = Pipe(self._world, self._rng, self._client, self._receive, self._high_water)
-        self.to_server = Pipe(self._world, self._rng, server, self._accept(server, self), self._high_water)
+        self.to_client = Pipe(self._world, self._rng, self._client, self._arrived, self._high_water)
+        self.to_server = Pipe(self._world, self._rng, server, listener.accept(self), self._high_water)
 
     def cut(self, kept_share: float = 0.0) -> int:
         """Break the connection; how many messages were lost. The DEALER connects again while it lives."""
@@ -170,6 +264,12 @@ class Link:
         for pipe in (self.to_server, self.to_client):
             if pipe is not None:
                 pipe.slow_ns = extra_ns
+
+    def play(self, tricks: Tricks) -> None:
+        """Messages are doubled, or overtake each other."""
+        for pipe in (self.to_server, self.to_client):
+            if pipe is not None:
+                pipe.tricks = tricks
 
     def close(self, kept_share: float = 0.0) -> None:
         """LINGER 0."""

@@ -12,18 +12,22 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from builders_sim import a_sim_package
 
-from calculet_core import history
+from calculet_core import history, wire
 from calculet_core.artifact import Package
 from calculet_core.clock import S
-from calculet_core.config import BoardConfig, FleetConfig, ModelConfig
+from calculet_core.config import BoardConfig, CrashConfig, FleetConfig, ModelConfig
 from calculet_core.history import Event
 from calculet_core.shell.fleet import Fleet
+from calculet_supervisor.rollout import Artifact, Rollout
+from calculet_supervisor.shell.examining import Unfit, artifact_of
 from simulation.checker import FleetChecker
 from simulation.clients import Clients
 from simulation.device import Hardware
@@ -31,21 +35,23 @@ from simulation.disk import Disk
 from simulation.injector import Injector
 from simulation.keeper import Keeper
 from simulation.operators import Operators
+from simulation.ports import Nothing, virtual
+from simulation.router import KEYS
 from simulation.scenario import ALIAS, Scenario, Settings
 from simulation.timeline import Timeline, stream
 
 if TYPE_CHECKING:
     from simulation.processes import Process
     from simulation.supervisor import SupervisorHost
-    from simulation.transport import Link
+    from simulation.transport import Link, Listener
     from simulation.worker import WorkerHost
 
 Tracer = Callable[[str, str, Any], None]
 QUIET_S = 900.0
 """Liveness: everything has come to rest so long after the last fault. A half-open restart and a reset window are within it."""
 PROBE_S = 30.0
-GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker"}
-"""Faults after which messages of a worker may be missing: a broken connection, or a lease that lapsed meanwhile."""
+GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker", "double_data", "reorder_data", "truncate_data"}
+"""Faults after which a worker's numbers may have gaps: a broken connection, a lease that lapsed meanwhile, a link that plays tricks."""
 _NAMED = {
     history.FLEET_RESET_GRANTED: "reset granted", history.FLEET_RESET_DENIED: "reset denied", history.FLEET_WORKER_ADOPTED: "worker adopted",
     history.BOARD_STALE: "stale completion dropped", history.BOARD_LANE_LOST: "lane lost", history.BOARD_RESET: "board reset",
@@ -64,15 +70,14 @@ def packages(sizes: tuple[int, ...], lanes: int) -> tuple[Package, ...]:
     return tuple(found)
 
 
-def fleet_of(settings: Settings, boards: list[str], package: Package) -> Fleet:
-    """The configuration, without a file."""
+def fleet_of(settings: Settings, boards: dict[str, Any], package: Package, root: Path) -> Fleet:
+    """The configuration, without a file, and the folders where its processes find each other."""
     config = FleetConfig(
-        "calculet-fleet/v1", tuple(BoardConfig(board, "sim") for board in boards), (ModelConfig(ALIAS, str(package.root)),),
+        "calculet-fleet/v1", tuple(BoardConfig(board, "sim", pool=pool) for board, pool in boards.items()), (ModelConfig(ALIAS, str(package.root)),),
         router=settings.router, tenants=settings.tenants, supervision=settings.supervision, recovery=settings.recovery,
-        rollout=settings.rollout, recall=settings.recall,
+        rollout=settings.rollout, recall=settings.recall, crashes=CrashConfig(keep=0),
     )  # fmt: skip
-    nowhere = Path("/nowhere")
-    return Fleet(config, nowhere / "fleet.yaml", nowhere, nowhere, nowhere)
+    return Fleet(config, root / "fleet.yaml", root, root, root)
 
 
 def _silent(where: str, what: str, detail: Any) -> None:
@@ -91,15 +96,16 @@ class World:
         self.package = next(iter(self.packages.values()))
         self.digests: dict[int, str] = {}
         """Generation -> the artifact that was configured as it."""
-        vocab_size = self.package.manifest.tokenizer.vocab_size
-        self.vocabulary = [bytes([byte]) for byte in range(256)] + [b""] * (vocab_size - 256)
-        self.fleet = fleet_of(self.settings, self.boards, self.package)
         self.sometimes: Counter[str] = Counter()
         self.faults_fired: Counter[str] = Counter()
         self._hash = hashlib.blake2b(digest_size=16)
         self._encode = msgspec.msgpack.Encoder().encode
         self.links: list[Link] = []
+        self.listeners: dict[str, Listener] = {}
+        """Sockets that are bound, by path."""
         self.disk = Disk()
+        self.pools: dict[str, str | None] = dict(zip_longest(self.boards, scenario.pools[: len(self.boards)]))
+        self.fleet = fleet_of(self.settings, self.pools, self.package, self.disk.root)
         self.hardware = {board: Hardware(board, self.timeline) for board in self.boards}
         self.armed: dict[str, list[Any]] = {}
         self.checker = FleetChecker(self)
@@ -111,37 +117,40 @@ class World:
     # ---------------------------------------------------------------- running
     def run(self) -> World:
         """Everything the scenario has, then quiet until all has settled; the history is checked."""
-        self.keeper.begin()
-        self.clients.begin()
-        try:
-            self.timeline.run_until(self.timeline.now + int(self.scenario.seconds * S))
-            self._settle()
-            self.checker.finish()
-        finally:
-            for process in self.processes():
-                process.has_ended()
-                self._count_firings(process)
-            self.disk.close()
+        with virtual(self):
+            try:
+                self.keeper.begin()
+                self.clients.begin()
+                self.timeline.run_until(self.timeline.now + int(self.scenario.seconds * S))
+                self._settle()
+                self.checker.finish()
+            finally:
+                self._end()
         if self.checker.fair_looks:
             self.sometimes["fairness was judged"] += self.checker.fair_looks
         return self
 
     def run_until_broken(self, rules: set[str], look_s: float = 1.0) -> set[str]:
         """Stop as soon as one of the rules is broken; which were."""
-        self.keeper.begin()
-        self.clients.begin()
         end = self.timeline.now + int(self.scenario.seconds * S)
-        try:
-            while self.timeline.now < end and not self.checker.rules() & rules:
-                self.timeline.run_until(min(end, self.timeline.now + int(look_s * S)))
-            if not self.checker.rules() & rules:
-                self._settle()
-                self.checker.finish()
-        finally:
-            for process in self.processes():
-                process.has_ended()
-            self.disk.close()
+        with virtual(self):
+            try:
+                self.keeper.begin()
+                self.clients.begin()
+                while self.timeline.now < end and not self.checker.rules() & rules:
+                    self.timeline.run_until(min(end, self.timeline.now + int(look_s * S)))
+                if not self.checker.rules() & rules:
+                    self._settle()
+                    self.checker.finish()
+            finally:
+                self._end()
         return self.checker.rules() & rules
+
+    def _end(self) -> None:
+        for process in self.processes():
+            process.has_ended()
+            self._count_firings(process)
+        self.disk.close()
 
     def _settle(self) -> None:
         self.clients.quiet = self.injector.quiet = True
@@ -253,13 +262,21 @@ class World:
         self.tracer("", "VIOLATION", f"{rule}: {message}")
         self.checker.broken(rule, message)
 
+    def tell(self, where: str, what: str, frames: list[bytes]) -> None:
+        """For the tracer: a message, if somebody listens."""
+        if self.tracer is not _silent:
+            with suppress(wire.WireError):
+                self.tracer(where, what, wire.decode(*frames))
+
     def bug(self, process: Process, error: BaseException) -> None:
         """A product's code raised."""
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        self.broken("no_bug", f"{process.name}: {type(error).__name__}: {error} ({where.name}, {where.filename.rsplit('/', 1)[-1]}:{where.lineno})")
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].name}, {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else "?"
+        self.broken("no_bug", f"{process.name}: {type(error).__name__}: {error} ({where})")
 
     def messages_lost(self, router: Process, board: str, expected: int, got: int) -> None:
         """A gap in a worker's numbers: only a link or a process in trouble may explain it."""
+        self.saw("router saw a gap")
         if not GAPS & self.faults_fired.keys():
             self.broken("no_lost_message", f"{router.name}: {board} sent {got} after {expected - 1}, and no link was in trouble")
 
@@ -273,6 +290,23 @@ class World:
         """Of a folder."""
         return next(package for package in self.packages.values() if package.root == root)
 
+    @staticmethod
+    def key_watch(path: Path, take: Callable[[Any], None]) -> Nothing:
+        """Of `KeyWatch`: the keys of all tenants, which do not change."""
+        take(KEYS)
+        return Nothing()
+
+    def examine(self, rollout: Rollout, context: Any) -> tuple[Package, dict[str, Artifact | None]]:
+        """Of `examining`, the static half of a load, without files: a package is what its folder's name says."""
+        green_digest = rollout.green.digest if rollout.green is not None else ""
+        package = self.package_at(Path(rollout.package)) if rollout.verb == "load" else self.packages[green_digest]
+        green = artifact_of(package)
+        if rollout.blue is not None and rollout.blue.digest == green.digest:
+            raise Unfit(f"{rollout.alias} already serves {green}")
+        if (reason := context.quarantined.get(green.digest)) is not None and not rollout.override:
+            raise Unfit(f"{green} was set aside: {reason}")
+        return package, {"green": green, "blue": rollout.blue}
+
     def processes(self) -> list[Process]:
         """All that live."""
         keeper = self.keeper
@@ -283,15 +317,9 @@ class World:
         """An own source for each purpose."""
         return stream(self.scenario.seed, name)
 
-    def find_supervisor(self) -> Process | None:
-        """Who listens at the supervisor's socket."""
-        supervisor = self.keeper.supervisor
-        return supervisor if supervisor is not None and supervisor.serving else None
-
-    def find_worker(self, board: str, epoch: int) -> WorkerHost | None:
-        """Who listens at the socket of that life."""
-        worker = self.keeper.workers.get(board)
-        return worker if worker is not None and worker.epoch == epoch and worker.booted else None
+    def process_of(self, pid: int) -> Process | None:
+        """That lives."""
+        return next((process for process in self.processes() if process.pid == pid), None)
 
     def clients_expected(self, request: int) -> list[int] | None:
         """The reference answer."""

@@ -76,6 +76,7 @@ def test_a_start_waits_until_everything_serves_and_runs_unprivileged(machine: Ma
         assert machine.must("stat", "-c", "%U", f"/proc/{machine.pid(unit)}").strip() == "calculet"
         assert (fields["CapBnd"], fields["NoNewPrivs"], fields["Seccomp"]) == ("0000000000000000", "1", "2"), unit
     assert machine.show(worker("board0"), "Slice") == "calculet-workers.slice"
+    assert "good" in machine.must("calculet", "config", "check", "--config", CONFIG)
     assert "nothing to do" in machine.must("calculet", "install", "--prefix", PREFIX)
     assert machine.front(lambda front: front.completion().status) == 200
 
@@ -148,6 +149,25 @@ def test_a_reload_with_a_wrong_configuration_is_refused_in_words(machine: Machin
     until(lambda: "the reload is refused" in machine.journal(SUPERVISOR), "it refuses by itself, too")
     assert (machine.pid(SUPERVISOR), the_workers(machine)) == (pid, before)
     assert machine.status() is not None and machine.front(lambda front: front.completion().status) == 200
+    machine.configure()
+
+
+def test_a_configuration_is_applied_under_load_without_a_failure(machine: Machine) -> None:
+    before, supervisor, router = the_workers(machine), machine.pid(SUPERVISOR), machine.pid(ROUTER)
+    machine.configure(tenants=[{"name": "default"}, {"name": "team", "weight": 2}], recovery={"max_resets_per_10min": 3})
+    planned = machine.run("calculet", "config", "plan", "--config", CONFIG)
+    assert planned.returncode == 2 and "restart of board0, board1" in planned.stdout, planned.stdout + planned.stderr
+    with load(machine) as running:
+        applied = machine.must("calculet", "config", "apply", "--config", CONFIG, "--yes")
+    assert running.failures == [] and "is in force" in applied
+    assert (machine.pid(SUPERVISOR), machine.pid(ROUTER)) == (supervisor, router), "no process of these was restarted"
+    assert not set(the_workers(machine)) & set(before), "each board's worker was"
+    assert 'calculet_router_tenant_active{tenant="team"}' in machine.front(lambda front: front.get("/metrics").body.decode())
+    machine.configure(recovery={"max_resets_per_10min": 3})
+    machine.systemctl("reload", ROUTER)
+    gone = 'calculet_router_tenant_active{tenant="team"}'
+    until(lambda: gone not in machine.front(lambda front: front.get("/metrics").body.decode()), "a router alone takes tenants at a reload")
+    assert machine.pid(ROUTER) == router
     machine.configure()
 
 

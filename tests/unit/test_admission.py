@@ -20,8 +20,14 @@ from calculet_worker.scheduling.admission import (
 
 CONTEXT = 40_960
 NOW = 11 * S
-EMPTY = QueueState(True, 0, 0, None)
-FULL_LANES = QueueState(False, 0, 0, None)
+
+
+def nothing_over() -> None:
+    """The tenant has quota enough."""
+
+
+EMPTY = QueueState(True, 0, 0, nothing_over)
+FULL_LANES = QueueState(False, 0, 0, nothing_over)
 
 
 def a_controller(waiting: int = 128, tokens: int = 262_144, kv: int = CONTEXT, drain: DrainRate | None = None) -> AdmissionController:
@@ -81,25 +87,25 @@ def test_with_all_lanes_taken_a_request_waits() -> None:
 
 
 def test_a_full_waiting_count_is_named() -> None:
-    decision = decide(10, 10, QueueState(False, 128, 1_280, None))
+    decision = decide(10, 10, QueueState(False, 128, 1_280, nothing_over))
     assert isinstance(decision, RejectCapacity)
     assert (decision.error.code, decision.error.http_status) == ("over_capacity", 429)
     assert "admission.max_waiting_requests" in decision.error.message and "128" in decision.error.message
 
 
 def test_full_waiting_tokens_are_named() -> None:
-    decision = decide(10, 10, QueueState(False, 3, 95, None), a_controller(tokens=100))
+    decision = decide(10, 10, QueueState(False, 3, 95, nothing_over), a_controller(tokens=100))
     assert isinstance(decision, RejectCapacity) and "admission.max_waiting_prompt_tokens" in decision.error.message
-    assert decide(5, 10, QueueState(False, 3, 95, None), a_controller(tokens=100)) == Queue(10)
+    assert decide(5, 10, QueueState(False, 3, 95, nothing_over), a_controller(tokens=100)) == Queue(10)
 
 
 def test_a_tenants_own_limit_is_its_own_error() -> None:
     quota = TenantQuota("tenant a: ...")
-    assert decide(10, 10, QueueState(False, 3, 95, quota)) == RejectCapacity(quota)
+    assert decide(10, 10, QueueState(False, 3, 95, lambda: quota)) == RejectCapacity(quota)
 
 
 def test_a_request_that_starts_at_once_is_not_measured_by_waiting_budgets() -> None:
-    assert decide(10, 10, QueueState(True, 0, 0, None), a_controller(waiting=1, tokens=1)) == Admit(10)
+    assert decide(10, 10, QueueState(True, 0, 0, nothing_over), a_controller(waiting=1, tokens=1)) == Admit(10)
 
 
 def test_before_tokenizing_free_lanes_count_as_room() -> None:
@@ -113,7 +119,7 @@ def test_retry_after_is_the_time_the_queue_needs_at_its_measured_rate() -> None:
     drain = DrainRate()
     for second in range(11):
         drain.departed(second * S)
-    decision = decide(1, 1, QueueState(False, 11, 0, None), a_controller(waiting=11, drain=drain))
+    decision = decide(1, 1, QueueState(False, 11, 0, nothing_over), a_controller(waiting=11, drain=drain))
     assert isinstance(decision, RejectCapacity)
     assert drain.retry_after_s(11, 11 * S) == 11.0
     assert drain.retry_after_s(100_000, 11 * S) == 60.0
@@ -131,7 +137,7 @@ def test_a_request_without_hope_before_its_deadline_is_not_queued() -> None:
     for second in range(11):
         drain.departed(second * S)
     controller = a_controller(drain=drain)
-    waiting = QueueState(False, 10, 0, None)
+    waiting = QueueState(False, 10, 0, nothing_over)
     assert decide(1, 1, waiting, controller, left_s=5) == Queue(1), "at twice the rate it would have its lane just in time"
     decision = decide(1, 1, waiting, controller, left_s=4)
     assert isinstance(decision, RejectCapacity) and decision.error.code == "over_capacity"
@@ -152,7 +158,7 @@ def test_hope_is_not_denied_before_the_rate_was_measured() -> None:
     drain = DrainRate()
     for _ in range(7):
         drain.departed(0)
-    assert decide(1, 1, QueueState(False, 100, 0, None), a_controller(drain=drain), left_s=1) == Queue(1)
+    assert decide(1, 1, QueueState(False, 100, 0, nothing_over), a_controller(drain=drain), left_s=1) == Queue(1)
 
 
 def test_retry_after_before_any_measurement_is_a_second() -> None:

@@ -31,8 +31,9 @@ def test_a_package_is_copied_verified_and_can_be_read_again(tmp_path: Path, stor
 def test_a_package_that_is_not_what_it_says_leaves_nothing_behind(tmp_path: Path, store: ArtifactStore) -> None:
     source, trust = a_package(tmp_path / "source")
     (source / "image.bin").write_bytes(b"swapped")
-    with pytest.raises(ArtifactError, match=r"image\.bin was changed"):
+    with pytest.raises(ArtifactError, match=r"image\.bin was changed") as refused:
         store.take(source, load_keys([trust]))
+    assert str(source) in str(refused.value) and str(tmp_path / "artifacts") not in str(refused.value), "names what was given"
     assert list((tmp_path / "artifacts").iterdir()) == []
 
 

@@ -184,6 +184,6 @@ def test_every_fault_has_a_plan_whose_error_clients_know(kind: FaultKind) -> Non
     plan = plan_for(kind, "why")
     assert plan.error().code != "internal_error"
     assert "why" in plan.error().message
-    assert plan.wants_reset == (kind in {FaultKind.WAIT_TIMEOUT, FaultKind.DEVICE_UNAVAILABLE, FaultKind.CCU_EXCEPTION})
+    assert plan.wants_reset == (kind in {FaultKind.WAIT_TIMEOUT, FaultKind.DEVICE_UNAVAILABLE, FaultKind.CCU_EXCEPTION, FaultKind.RESIDUE})
     assert plan.condemns == (kind is FaultKind.OTHER)
     assert plan.bystander_error().retryable

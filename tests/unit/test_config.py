@@ -109,3 +109,28 @@ def test_a_deep_checkout_gets_a_short_run_folder() -> None:
     assert run_dir_for("/run/calculet", 0) == "/run/calculet"
     assert len(run_dir_for(deep, 0)) < 60
     assert run_dir_for(deep, 0) == run_dir_for(deep, 0) != run_dir_for(deep + "2", 0)
+
+
+SHARED = FLEET.replace("device: sim", "device: sim, time_shared: {min_residence_s: 5}", 1)
+
+
+def test_models_may_take_turns_on_a_board_that_says_so() -> None:
+    both = "qwen3, boards: [board0]}, {alias: b, package: c, boards: [board0]}, {alias: d, package: d, boards: [board1]}]"
+    config = parse_fleet(SHARED.replace("qwen3}]", both).encode(), "f.yaml")
+    shared = config.boards[0].time_shared
+    assert shared is not None and (shared.min_residence_s, shared.max_wait_s, shared.max_waiting_requests) == (5.0, 30.0, 64)
+
+
+def test_a_model_that_takes_turns_has_one_board() -> None:
+    text = SHARED.replace("qwen3}]", "qwen3}, {alias: b, package: c, boards: [board0]}]")
+    assert "$.models[0].boards: board 'board0' is time-shared; a model that takes turns has that board only" in fleet_error(text)
+
+
+def test_co_residence_names_c3_and_what_can_be_done_instead() -> None:
+    error = fleet_error(FLEET.replace("qwen3}]", "qwen3}, {alias: b, package: c}]"))
+    assert "co-residence is C3: unproven" in error and "time_shared lets models take turns" in error
+
+
+def test_a_model_on_one_chiplet_is_refused_by_its_level_and_what_is_missing() -> None:
+    error = fleet_error(FLEET.replace("qwen3}]", "qwen3, chiplet: 0}]"))
+    assert "$.models[0].chiplet" in error and "C3" in error and "configure, queue, memory and reset of one chip alone" in error

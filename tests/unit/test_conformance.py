@@ -1,4 +1,4 @@
-"""The conformance page names only what exists: files, names in them, tests, metrics."""
+"""The pages on conformance and behaviours name only what exists: files, names in them, tests, metrics."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from calculet_core.metrics import CATALOGUE
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "conformance.md").read_text()
-TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)))
+BEHAVIOURS = (ROOT / "docs" / "reference" / "behaviours.md").read_text()
+TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE + BEHAVIOURS)))
 HELD = sorted(set(re.findall(r"`(calculet_\w+/[\w/]+\.py): (\w+)`", PAGE)))
 ACCEPTANCE = {  # Every clause of the acceptance specification; §12.3, life cycle, is with the other rows of the life cycle.
     "1": (), "2": ("2.1", "2.2", "2.3"), "3": (), "4": (), "5": (), "6": ("6.1", "6.2", "6.3"), "7": (),
     "8": tuple(f"8.{step}" for step in range(1, 9)), "9": (), "10": ("10.1", "10.2", "10.3"), "11": (), "12": ("12.1", "12.2", "12.4"),
     "13": (), "14": ("14.1", "14.2", "14.3"), "15": (), "16": (), "17": (),
 }  # fmt: skip
-METRICS = sorted(set(re.findall(r"`(calculet_(?:worker|router|supervisor)_\w+)`", PAGE)))
+METRICS = sorted(set(re.findall(r"`(calculet_(?:worker|router|supervisor)_\w+)`", PAGE + BEHAVIOURS)))
 
 
 @cache
@@ -42,7 +43,7 @@ def test_every_named_metric_exists() -> None:
     assert set(METRICS) <= {metric.name for metric in CATALOGUE}
 
 
-@pytest.mark.parametrize("section", ["§1", "§2", "§3", "§4", "§5", "§6", "§7", "§8", "§9", "§14", "§15", "§16", "§17", "§18", "§19", "§20"])
+@pytest.mark.parametrize("section", ["§1", "§2", "§3", "§4", "§5", "§6", "§7", "§8", "§9", "§10", "§11", "§12", "§13", "§14", "§15", "§16", "§17", "§18", "§19", "§20", "Acceptance §12.3"])
 def test_every_section_has_its_rows(section: str) -> None:
     part = re.search(rf"^## {section} .*?(?=^## |\Z)", PAGE, re.M | re.S)
     assert part is not None and part[0].count("\n| ") >= 3, f"{section} has no table"
@@ -79,3 +80,10 @@ def test_every_row_is_held_or_names_the_missing_proof() -> None:
     assert len(rows) > 60
     for row in rows:
         assert "::" in row or "**Vendor**" in row, row
+
+
+def test_every_behaviour_is_shown_by_a_test() -> None:
+    rows = [line for line in BEHAVIOURS.splitlines() if line.startswith("| ") and not line.startswith(("| pain", "| ---"))]
+    assert len(rows) > 50
+    for row in rows:
+        assert "::" in row.split(" | ")[2], row

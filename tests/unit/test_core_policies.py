@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from calculet_core.budgets import Backoff, TokenBucket, WindowBudget
+from calculet_core.budgets import Backoff, WindowBudget
 from calculet_core.capacity import GIB, DramPlan
 from calculet_core.clock import MS, FakeClock, S
 from calculet_core.errors import ERROR_TYPES, CalculetError, InternalError, OverCapacity, error_from_code
@@ -90,14 +90,6 @@ def test_a_budget_rebuilt_from_its_spends_is_no_fresh_budget() -> None:
 
 def test_a_budget_of_zero_never_allows() -> None:
     assert not WindowBudget(0, S).spend(1)
-
-
-def test_a_token_bucket_tells_how_long_to_wait() -> None:
-    bucket = TokenBucket(per_s=10, burst=1, now_ns=0)
-    assert bucket.take(0)
-    assert not bucket.take(0)
-    assert bucket.wait_s(0) == pytest.approx(0.1)
-    assert bucket.take(100 * MS)
 
 
 def test_back_off_doubles_to_its_cap_and_jitters_fully() -> None:

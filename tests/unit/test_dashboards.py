@@ -24,7 +24,7 @@ NOT_SHOWN = {
     "calculet_router_limit", "calculet_supervisor_limit", "calculet_supervisor_worker_up", "calculet_router_lookups",
     "calculet_router_open_lookups", "calculet_worker_requests", "calculet_worker_tokens", "calculet_worker_resets",
     "calculet_worker_tenant_tokens", "calculet_worker_tenant_active", "calculet_supervisor_bad_messages",
-    "calculet_worker_chip_memory_used_bytes", "calculet_worker_tenant_waiting_tokens",
+    "calculet_worker_tenant_waiting_tokens", "calculet_supervisor_chaos_enabled", "calculet_supervisor_chaos_orders",
 }  # fmt: skip
 """Limits are compared with in alerts; the others are shown in another form (the router's or the supervisor's view of the same)."""
 
@@ -91,3 +91,52 @@ def test_every_metric_is_on_a_dashboard_or_known_not_to_be() -> None:
     names = {EXPOSED[name][0].name for name in shown}
     assert names | NOT_SHOWN == {metric.name for metric in CATALOGUE}
     assert not names & NOT_SHOWN
+
+
+# ---------------------------------------------------------------- the specification's rows
+def asked() -> list[tuple[str, str, list[str], str]]:
+    """(row, what is asked for, metrics, panels) of the table in docs/how-to/monitor.md."""
+    page = (FOLDER.parents[1] / "docs" / "how-to" / "monitor.md").read_text()
+    rows = re.findall(r"^\| (§1[06][^|]*?) \| ([^|]*) \| ([^|]*) \|([^|]*)\|$", page, re.M)
+    return [(row, what, re.findall(r"`(\w+)`", metrics), panels.strip()) for row, what, metrics, panels in rows]
+
+
+WORDS = {
+    "§10.1": "rate success 4xx 5xx timeout cancel TTFT TPOT E2E model prompt output concurrency tokens/s sequences queue admission slot",
+    "§10.2": "flight pending finished left H2D infer D2H OutputBuf total free leased quarantine wait allocated reject length CCU timeout busy reset generation",
+    "§10.3": "RSS CPU threads descriptors DRAM SRAM temperature power frequency throttle D2D DDR PCIe",
+    "§16 admission": "requests tokens admit reject timeout quota", "§16 queues": "depth oldest decode short medium long",
+    "§16 batch": "compiled active fill wait waste", "§16 KV": "state used reserved wait unknown free",
+    "§16 executor": "flight ping pong submit wait status counters", "§16 model": "generation state load configure warm-up drain unload",
+    "§16 fairness": "tokens lag starvation", "§16 recovery": "fault jobs buffers KV reset restart recovery",
+}  # fmt: skip
+"""What acceptance §10 and scheduling §16 name."""
+
+
+@pytest.mark.parametrize("section", WORDS)
+def test_everything_that_the_specification_names_has_a_row(section: str) -> None:
+    said = " ".join(what for row, what, _, _ in asked() if row == section)
+    assert [word for word in WORDS[section].split() if word not in said] == []
+
+
+@pytest.mark.parametrize("row", asked(), ids=lambda row: f"{row[0]} {row[1]}")
+def test_a_row_has_its_metrics_and_panels_that_show_them(row: tuple[str, str, list[str], str]) -> None:
+    _, what, metrics, panels = row
+    if what.startswith("D2D"):
+        assert not metrics and not panels  # the vendor's
+        return
+    known = {metric.name for metric in CATALOGUE}
+    titles = {
+        panel["title"]: json.dumps(panel["targets"])
+        for dashboard in DASHBOARDS.values()
+        for panel in dashboard["panels"]
+        if "targets" in panel
+    }
+    rest, shown = panels, ""
+    for title in sorted(titles, key=len, reverse=True):
+        pattern = rf"(?:^|(?<=; )){re.escape(title)}(?=; |$)"
+        if re.search(pattern, rest):
+            rest, shown = re.sub(pattern, "", rest), shown + titles[title]
+    assert rest.strip("; ") == "", f"no panel is called {rest}"
+    assert metrics and set(metrics) <= known
+    assert [name for name in metrics if name not in shown] == []

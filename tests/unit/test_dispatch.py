@@ -6,6 +6,7 @@ import pytest
 from builders_router import DIGEST, Desk, a_board, a_chat, a_text, a_view
 
 from calculet_core import history, wire
+from calculet_core.clock import MS
 from calculet_core.config import TenantConfig
 from calculet_core.history import Checker, Event
 from calculet_core.ids import parse_request_id
@@ -426,3 +427,63 @@ def test_loads_return_to_what_they_were() -> None:
 
 def test_the_policy_has_a_row_for_every_trouble() -> None:
     assert set(RETRY) == set(Trouble)
+
+
+# ---------------------------------------------------------------- a router that stood still
+def test_a_router_that_stood_still_blames_no_worker_before_it_has_read_what_was_said() -> None:
+    desk = Desk("board0", worker_silence_ms=5_000, accept_timeout_ms=3_000)
+    begun, waiting = desk.ask(), desk.ask()
+    first, second = desk.sent()
+    desk.accept(first)
+    desk.clock.advance(60_000 * MS)
+    desk.tell(events.Overslept(60_000 * MS))
+    desk.tell(events.TimePassed())
+    assert desk.failures() == [] and desk.cancels() == []
+    late = desk.ask()
+    assert len(desk.sent()) == 3, "who comes now is sent on, too"
+    desk.accept(second)
+    for submit in desk.sent():
+        desk.token(submit, finish="stop")
+    assert {action.owner for action in desk.all(actions.Ended) if action.outcome != "completed"} == set()
+    assert {begun, waiting, late} == {action.owner for action in desk.all(actions.Deliver)}
+
+
+def test_silence_after_waking_is_silence() -> None:
+    desk = Desk("board0", "board1", worker_silence_ms=5_000)
+    desk.ask()
+    (submit,) = desk.sent()
+    desk.tell(events.Overslept(60_000 * MS))
+    other = "board1" if desk.board_of(submit) == "board0" else "board0"
+    desk.clock.advance(60_000 * MS)
+    desk.tick(other)
+    desk.pass_time(5_001)
+    assert [desk.board_of(sent) for sent in desk.sent()][1:] == [other]
+
+
+def test_a_clients_deadline_is_its_own_however_long_the_router_stood_still() -> None:
+    desk = Desk("board0")
+    owner = desk.ask(timeout_ms=1_000)
+    desk.clock.advance(60_000 * MS)
+    desk.tell(events.Overslept(60_000 * MS))
+    desk.tell(events.TimePassed())
+    assert desk.failures() == [(owner, "deadline_exceeded")]
+
+
+# ---------------------------------------------------------------- generations
+def test_a_request_stays_with_the_generation_that_it_was_sent_to_while_its_alias_moves_on() -> None:
+    desk = Desk("board0")
+    desk.ask()
+    (first,) = desk.sent()
+    desk.accept(first)
+    green = "e" * 64
+    newer = a_board("board1", generation=8, digest=green)
+    desk.tell(events.ViewPublished(a_view(a_board("board0"), newer, version=2, digest=green)))
+    desk.hello("board1", generation=8, digest=green)
+    desk.ask()
+    second = desk.sent()[-1]
+    assert (first.generation, first.digest, desk.board_of(first)) == (7, DIGEST, "board0")
+    assert (second.generation, second.digest, desk.board_of(second)) == (8, green, "board1")
+    for text in ("a", "b"):
+        desk.token(first, "board0", text=text)
+    desk.token(first, "board0", text="c", finish="stop")
+    assert texts(desk) == ["a", "b", "c"] and desk.sent() == [first, second]

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import replace
+
 import pytest
-from builders_engine import EOS, VOCABULARY, Driver, Fault, a_manifest, a_package, a_scheduler, next_token, reference
+from builders_engine import EOS, VOCABULARY, Driver, Fault, Told, a_manifest, a_package, a_scheduler, next_token, reference, text_of
 
 from calculet_core import history, wire
 from calculet_core.clock import MS, S
 from calculet_core.config import TenantConfig
-from calculet_core.errors import InvalidValue
+from calculet_core.errors import ERROR_TYPES, InvalidValue
 from calculet_core.history import check
 from calculet_core.ids import WireKey
 from calculet_core.jobs import JobKind, OutputStatus, ReturnCode
+from calculet_core.limits import LocalLimits
 from calculet_core.requests import Prompt, SamplingParams, StopRules
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_worker import actions, events
 from calculet_worker.answers import token_hash
-
-
-def text_of(prompt: list[int], count: int) -> str:
-    return b"".join(VOCABULARY[token] for token in reference(prompt, count)).decode()
+from calculet_worker.scheduling.admission import RejectUnavailable
 
 
 def one_lane(**admission: int) -> Driver:
@@ -116,6 +117,42 @@ def test_token_ids_and_logprobs_come_with_the_tokens() -> None:
     driver.until(lambda: told.ended)
     assert [token for piece in told.pieces for token in piece.token_ids or []] == reference([1, 2, 3], 3)
     assert [one.token_id for piece in told.pieces for one in piece.logprobs or []] == reference([1, 2, 3], 3)
+
+
+def logprobs_of(told: Told) -> list[int]:
+    return [one.token_id for piece in told.pieces for one in piece.logprobs or []]
+
+
+def test_logprobs_are_of_the_text_alone_and_never_run_ahead_of_it() -> None:
+    whole, tokens = text_of([1, 2, 3], 8), reference([1, 2, 3], 8)
+    sampling = SamplingParams(temperature=0.0, logprobs=0)
+    driver = Driver().ready()
+    stopped = driver.submit(1, [1, 2, 3], 8, sampling=sampling, stop=StopRules(strings=(whole[3:5],)))
+    held = driver.submit(2, [1, 2, 3], 8, sampling=sampling, stop=StopRules(strings=(whole[3:5] + "~never",)))
+    ended = driver.submit(3, [1, 2, 3], 8, sampling=SamplingParams(temperature=0.0, logprobs=0, logit_bias={EOS: 100.0}))
+    driver.until(lambda: stopped.ended and held.ended and ended.ended)
+    assert (stopped.text, logprobs_of(stopped)) == (whole[:3], tokens[:3]), "what the stop string took back has none"
+    assert (held.text, logprobs_of(held)) == (whole, tokens)
+    for told in (stopped, held):
+        text = entries = 0
+        for piece in told.pieces:
+            text, entries = text + len(piece.text), entries + len(piece.logprobs or [])
+            assert text == entries, "one character a token here"
+    assert (ended.text, logprobs_of(ended)) == ("", []), "EOS is no text"
+
+
+def test_an_answer_may_begin_with_the_prompt_s_text() -> None:
+    class Echoing(Driver):
+        def tokenized(self, action: actions.Tokenize) -> events.Tokenized:
+            found = super().tokenized(action)
+            text = b"".join(VOCABULARY[token] for token in action.prompt.token_ids or ()).decode()
+            return replace(found, echo=text if action.echo else "")
+
+    driver = Echoing().ready()
+    told, plain = driver.submit(1, [1, 2, 3], 4, echo=True), driver.submit(2, [1, 2, 3], 4)
+    driver.until(lambda: told.ended and plain.ended)
+    assert told.text == "123" + text_of([1, 2, 3], 4) and plain.text == text_of([1, 2, 3], 4)
+    assert told.last.usage and told.last.usage.completion_tokens == 4
 
 
 def test_a_seed_gives_the_same_answer_on_every_worker_and_without_one_workers_differ() -> None:
@@ -233,6 +270,24 @@ def test_a_tenants_limits_hold_on_this_board() -> None:
     assert sum(one.ended for one in told) <= 2
     driver.until(lambda: all(one.ended for one in told))
     idle(driver)
+
+
+def test_what_a_tenant_lets_wait_is_limited_on_all_boards_together_and_given_back_whatever_becomes_of_it() -> None:
+    ledger, tenants = LocalLimits(), (TenantConfig("default"), TenantConfig("small", max_waiting_tokens=6))
+    here, there = (Driver(tenants=tenants, limits_of_waiting=ledger).ready() for _ in range(2))
+    lanes = here.manifest.lanes
+    running = [driver.submit(number, max_new_tokens=40, tenant="small") for driver in (here, there) for number in range(1, lanes + 1)]
+    assert ledger.total("small") == 0 and not any(one.refused for one in running), "who starts at once does not wait"
+    waits = here.submit(50, tenant="small")
+    leaves = there.submit(51, tenant="small")
+    assert [driver.submit(52, tenant="small").error for driver in (here, there)] == ["tenant_quota"] * 2 and ledger.total("small") == 6
+    there.cancel(51)
+    assert ledger.total("small") == 3 and not leaves.pieces
+    there.submit(53, tenant="small")
+    there.command(wire.DrainBoard)
+    assert ledger.total("small") == 3
+    here.until(lambda: waits.ended)
+    assert waits.finish == "length" and ledger.total("small") == 0
 
 
 @pytest.mark.parametrize("change", [{"epoch": 2}, {"generation": 9}, {"digest": "e" * 64}, {"alias": "other"}])
@@ -582,7 +637,7 @@ def test_a_late_completion_proves_that_its_buffers_are_free() -> None:
     driver.faults = iter([Fault(lose=ReturnCode.TIMEOUT, late_ns=1 * MS)])
     driver.submit(1)
     driver.until(lambda: driver.events_of(history.BOARD_STALE))
-    assert driver.engine.gauges(driver.now).buffers == {"leased": 0, "quarantined": 0, "free": 2}
+    assert driver.engine.gauges(driver.now).buffers == {"total": 2, "leased": 0, "quarantined": 0, "free": 2}
     assert driver.state == "RECOVERING"
 
 
@@ -763,3 +818,93 @@ def test_nothing_is_left_to_wait_for_when_nothing_runs() -> None:
 
 def test_the_toy_model_never_says_eos_by_itself() -> None:
     assert all(next_token([number]) != EOS for number in range(200)) and a_package().golden
+
+
+# ------------------------------------------------------------------------------------------------ rehearsals
+@pytest.mark.parametrize(("ahead_us", "on_host", "rehearses"), [(1_000, False, True), (0, False, False), (1_000, True, False), (3_000, False, False)])
+def test_a_long_step_is_rehearsed_shortly_before_its_end(ahead_us: int, on_host: bool, rehearses: bool) -> None:
+    driver = Driver(scheduler=a_scheduler(executor={"rehearse_ahead_us": ahead_us}), on_host=on_host).ready()
+    told = driver.submit(1, max_new_tokens=6)
+    driver.until(lambda: told.ended)
+    steps = [action for action in driver.actions if isinstance(action, actions.SubmitJob) and action.job.kind is JobKind.DECODE][-3:]
+    for step in steps:
+        assert (step.rehearse_ns is not None) is rehearses, "a step of 10 ms is not four times as long as 3 ms"
+    if rehearses:
+        ends = [event.t for event in driver.events_of(history.BOARD_JOB)][-3:]
+        assert [end - 1 * MS for end in ends] == [step.rehearse_ns for step in steps]
+
+
+# ------------------------------------------------------------------------------------------------ what a completion must still fit
+@pytest.mark.parametrize("wrong", ["lanes swapped", "lane given away", "generation", "lane not written", "row out of range"])
+def test_an_output_whose_sequences_and_lanes_are_not_those_it_was_sent_with_is_nobodys(wrong: str) -> None:
+    """Scheduling §7.4: it would be somebody else's text."""
+    driver = Driver().ready()
+    told = [driver.submit(number, max_new_tokens=20) for number in (1, 2)]
+    driver.until(lambda: driver.board.jobs[-1].kind is JobKind.DECODE and len(driver.board.jobs[-1].token_ids) == 2)
+    serving, (first, second) = driver.engine.serving, driver.engine.attempts.registry.live()
+    assert serving is not None and first.hardware_lane is not None
+    texts = [one.text for one in told]
+    lane = serving.kv.lanes[first.hardware_lane]
+    if wrong == "lanes swapped":
+        first.hardware_lane, second.hardware_lane = second.hardware_lane, first.hardware_lane
+    elif wrong == "lane given away":
+        lane.seq_id = 99
+    elif wrong == "generation":
+        second.generation += 1
+    elif wrong == "lane not written":
+        lane.state = KvSequenceState.ACTIVE
+    else:
+        (entry,) = serving.inflight._jobs.values()
+        rows, entry.job = entry.job, dataclasses.replace(entry.job, lanes=entry.job.lanes + 100)
+        assert rows.lanes.max() < 100
+    verdict = serving.mismatch(next(iter(serving.inflight._jobs.values())))
+    assert verdict is not None and "the job wrote lane" in verdict
+    if wrong in ("lanes swapped", "row out of range"):  # what can be put right afterwards, for the rest of the way
+        driver.step()
+        assert driver.state == "FAILED" and [one.error for one in told] == ["board_failed"] * 2
+        assert [one.text for one in told] == texts, "nothing of it was shown"
+
+
+def test_every_result_of_admission_has_its_status() -> None:
+    """Scheduling §5.2: 400, 429, 503."""
+    driver = one_lane(max_waiting_requests=1)
+    driver.submit(1, max_new_tokens=50), driver.submit(2)
+    assert [driver.submit(3).error, driver.submit(4, [1] * 100).error] == ["over_capacity", "over_capacity"], "before it is tokenized"
+    found = {}
+    for error in ERROR_TYPES.values():
+        found[error.code] = error.http_status
+    empty = one_lane()
+    assert found[empty.submit(1, [1] * 100).error or ""] == 400 and found["over_capacity"] == 429
+    for leave in (wire.DrainBoard, None):
+        board = one_lane()
+        if leave is None:
+            board.command(wire.StopWorker, deadline_ms=1_000)
+        else:
+            board.command(leave)
+        refusal = board.engine.control.refusal()
+        assert isinstance(refusal, RejectUnavailable) and refusal.error.http_status == 503
+        assert board.submit(9).error == refusal.error.code
+    recovering = one_lane()
+    recovering.faults = iter([Fault(status=OutputStatus.CCU_EXCEPTION)])
+    recovering.submit(1)
+    recovering.until(lambda: recovering.state == "RECOVERING")
+    assert found[recovering.submit(2).error or ""] == 503 and isinstance(recovering.engine.control.refusal(), RejectUnavailable)
+
+
+def test_what_is_ready_and_finds_no_output_buffer_waits_asleep_and_is_shown() -> None:
+    driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=a_scheduler((1,), executor={"max_inflight": 2})).ready()
+    assert driver.engine.serving is not None
+    buffers = driver.engine.serving.buffers
+    for number in (901, 902):  # as if two jobs' ends were not proven
+        buffers.lease(number)
+        buffers.quarantine(number)
+    told, start = driver.submit(1), driver.now
+    driver.run(3 * S)
+    gauges = driver.engine.gauges(driver.now)
+    assert gauges.buffers == {"total": 2, "leased": 0, "quarantined": 2, "free": 0} and not told.pieces
+    assert gauges.buffer_wait_s == pytest.approx((driver.now - start) / S)
+    assert (driver.engine.next_wakeup_ns() or 0) - driver.now > 100 * S, "nothing wakes it but a deadline"
+    buffers.give_back(901)
+    driver.feed(events.TimeCame())
+    driver.until(lambda: told.ended)
+    assert told.text == text_of([1, 2, 3], 4) and driver.engine.gauges(driver.now).buffer_wait_s == 0

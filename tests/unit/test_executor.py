@@ -6,13 +6,27 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, S
-from calculet_core.jobs import Completion, EngineBank, Job, JobHandle, JobKind, JobTimings, OutputStatus, ReturnCode
+from calculet_core.jobs import (
+    ChipTelemetry,
+    Completion,
+    DeviceCounters,
+    EngineBank,
+    Holdings,
+    Job,
+    JobHandle,
+    JobKind,
+    JobTimings,
+    OutputStatus,
+    ReturnCode,
+)
 from calculet_worker.actions import ConfigureDevice, ResetDevice, SubmitJob, UnconfigureDevice
 from calculet_worker.events import (
     DeviceConfigured,
@@ -23,10 +37,14 @@ from calculet_worker.events import (
     JobRefused,
     JobSubmitted,
 )
+from calculet_worker.output.bf16 import narrow
 from calculet_worker.shell.executor import Executor, SynchronousExecutor
 
 DEADLINE_S = 10.0
 PROFILE = BatchProfile("m", 1, 64, "int32", "float32", KvLayout("per_lane_contiguous", "bf16", 2))
+
+
+HELD = Holdings(memory_used_bytes=42, pending=1, left=2)
 
 
 class ScriptedBoard:
@@ -36,6 +54,7 @@ class ScriptedBoard:
         self.outcomes: queue.Queue[Any] = queue.Queue()
         self.submit_answer: ReturnCode | None = None
         self.code = ReturnCode.OK
+        self.chips: tuple[ChipTelemetry, ...] | None = (ChipTelemetry(memory_used_bytes=30), ChipTelemetry(memory_used_bytes=12))
         self.waits = 0
         self.stuck: threading.Event | None = None
         self.entered = threading.Event()
@@ -64,6 +83,14 @@ class ScriptedBoard:
 
     def inspect(self) -> str:
         return "the inspection"
+
+    def telemetry(self) -> tuple[ChipTelemetry, ...]:
+        if self.chips is None:
+            raise OSError("gone")
+        return self.chips
+
+    def counters(self) -> DeviceCounters:
+        return DeviceCounters(pending=1, finished=9, left=2, resets=0)
 
     def reset_configuration(self) -> ReturnCode:
         return self.code
@@ -121,8 +148,37 @@ def test_the_synchronous_reference_ends_every_job_before_it_returns(board: Scrip
     board.submit_answer = ReturnCode.DEVICE_BUSY
     assert executor.submit(a_submission(9)) == JobRefused(9, ReturnCode.DEVICE_BUSY)
     executor.perform(ConfigureDevice(1, None))
-    assert delivered.get_nowait() == DeviceConfigured(1, 0, "the inspection")
+    assert delivered.get_nowait() == DeviceConfigured(1, 0, "the inspection", before=HELD)
     assert executor.stop(DEADLINE_S) and board.closed_on == "MainThread"
+
+
+def test_shortly_before_a_job_should_end_the_loop_is_woken_once_and_the_thread_sleeps_on(
+    board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    rehearsals: queue.Queue[int] = queue.Queue()
+    executor = Executor(board, delivered.put, lambda: rehearsals.put(time.monotonic_ns()))  # type: ignore[arg-type]
+    early_ns = time.monotonic_ns() + 30 * MS
+    executor.submit(replace(a_submission(1), rehearse_ns=early_ns))
+    assert rehearsals.get(timeout=DEADLINE_S) >= early_ns
+    completion = a_completion(1)
+    board.outcomes.put(completion)
+    assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+    executor.submit(replace(a_submission(2), rehearse_ns=time.monotonic_ns() + 60 * S))
+    board.outcomes.put(a_completion(2))
+    delivered.get(timeout=DEADLINE_S)
+    executor.submit(a_submission(3))
+    board.outcomes.put(a_completion(3))
+    delivered.get(timeout=DEADLINE_S)
+    assert executor.stop(DEADLINE_S) and rehearsals.empty(), "once for a job, and never for one that ended earlier"
+
+
+def test_a_rehearsal_does_not_keep_a_lost_job_from_being_reported(board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
+    executor = Executor(board, delivered.put)  # type: ignore[arg-type]
+    executor.submit(replace(a_submission(1, in_ns=20 * MS), rehearse_ns=time.monotonic_ns() - 1))
+    assert delivered.get(timeout=DEADLINE_S) == JobLost(1, 13)
+    board.outcomes.put(a_completion(1))
+    delivered.get(timeout=DEADLINE_S)
+    assert executor.stop(DEADLINE_S)
 
 
 def test_completions_may_come_in_any_order(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
@@ -207,15 +263,26 @@ def test_configuring_brings_the_inspection_or_what_went_wrong(
     executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
 ) -> None:
     executor.perform(ConfigureDevice(3, None))
-    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(3, 0, "the inspection")
+    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(3, 0, "the inspection", before=HELD)
     executor.perform(ConfigureDevice(4, ValueError("no such file")))
-    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(4, 255, detail="ValueError: no such file")
+    assert delivered.get(timeout=DEADLINE_S) == DeviceConfigured(4, 255, detail="ValueError: no such file", before=HELD)
     board.code = ReturnCode.INVALID_SHAPE
     executor.perform(ConfigureDevice(5, None))
     executor.perform(UnconfigureDevice(5))
     executor.perform(ResetDevice("test"))
-    expected = [DeviceConfigured(5, 21), DeviceUnconfigured(5, 21), DeviceReset(21)]
+    expected = [DeviceConfigured(5, 21, before=HELD), DeviceUnconfigured(5, 21, HELD), DeviceReset(21)]
     assert [delivered.get(timeout=DEADLINE_S) for _ in range(3)] == expected
+
+
+def test_what_an_unconfigured_board_holds_is_read_or_it_is_said_why_not(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    board.chips = (ChipTelemetry(memory_used_bytes=30), ChipTelemetry())
+    executor.perform(UnconfigureDevice(3))
+    assert delivered.get(timeout=DEADLINE_S).after == Holdings(None, 1, 2), "a sum without a part is no sum"
+    board.chips = None
+    executor.perform(UnconfigureDevice(3))
+    assert delivered.get(timeout=DEADLINE_S).after == Holdings(error="OSError: gone")
 
 
 def test_the_device_is_closed_on_its_own_thread(executor: Executor, board: ScriptedBoard) -> None:
@@ -229,3 +296,25 @@ def test_a_thread_that_is_stuck_in_the_device_does_not_hold_up_the_end(executor:
     assert board.entered.wait(DEADLINE_S)
     assert not executor.stop(0.05)
     assert board.closed_on is None
+
+
+def test_bf16_logits_arrive_as_float32_in_a_buffer_of_their_lease(board: ScriptedBoard) -> None:
+    arrived: queue.Queue[Any] = queue.Queue()
+    executor = Executor(board, arrived.put)  # type: ignore[arg-type]
+    numbers = np.array([[1.0, -2.5, 3.0], [0.5, 1e30, -1e-30]], np.float32)
+    try:
+        for job_id, buffer_id, rows in ((1, 7, 2), (2, 8, 2), (3, 7, 1)):
+            executor.submit(a_submission(job_id))
+            done = Completion(job_id, 1, OutputStatus.DONE, narrow(numbers[:rows] * job_id), EngineBank.PING, JobTimings(), buffer_id)
+            board.outcomes.put(done)
+            event = arrived.get(timeout=DEADLINE_S)
+            assert isinstance(event, JobCompleted) and event.bf16_ns is not None and event.bf16_ns >= 0
+            logits = event.completion.logits
+            assert logits.dtype == np.float32 and np.allclose(logits, numbers[:rows] * job_id, rtol=2**-8)
+            assert not logits.flags.writeable and event.completion.buffer_id == buffer_id
+            if job_id == 1:
+                first = logits
+            elif job_id == 2:
+                assert np.allclose(first, numbers, rtol=2**-8), "another lease's numbers are elsewhere"
+    finally:
+        executor.stop(DEADLINE_S)

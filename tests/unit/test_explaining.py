@@ -15,10 +15,9 @@ from calculet_core import history
 from calculet_core.clock import MS
 from calculet_core.history import Event
 from calculet_core.ids import request_id_text
-from calculet_core.shell.journal import Journal
+from calculet_core.shell.journal import Journal, Tail
 from calculet_supervisor.cli import main
-from calculet_supervisor.commands.journals import Tail
-from calculet_supervisor.explaining import explain
+from calculet_supervisor.explaining import explain, words
 
 REQUEST = 0xA414632700000001
 
@@ -70,6 +69,24 @@ def test_what_has_not_ended_or_is_not_known_says_so() -> None:
     story = explain(REQUEST, OWN[:3], [])
     assert story is not None and "not ended as far as the journals go" in story.summary
     assert explain(REQUEST, [], OTHERS) is None
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "said"),
+    [
+        (history.FLEET_WORKER_EXITED, {"signal": 9, "commanded": False, "retry_in_ms": 77}, "killed by signal 9; started again in 77 ms"),
+        (history.FLEET_WORKER_EXITED, {"code": 70, "reason": "bug: KeyError", "quarantined": True}, "the worker ended with code 70 (bug: KeyError); not started again: its restart budget is spent"),
+        (history.FLEET_WORKER_EXITED, {"code": 0, "commanded": True}, "the worker ended with code 0, as it was told"),
+        (history.FLEET_WORKER_STARTED, {"pid": 12, "automatic": True}, "the worker runs as pid 12, started by itself"),
+        (history.FLEET_WORKER_ADOPTED, {"pid": 12, "automatic": False}, "the worker, pid 12, was found alive"),
+        (history.FLEET_WORKER_KILLED, {"reason": "silent for 5 s", "signal": "SIGABRT"}, "the worker gets SIGABRT: silent for 5 s"),
+        (history.FLEET_RESET_GRANTED, {"fault": "wait_timeout", "reason": None, "left": 1}, "a reset after wait_timeout; 1 left in the budget"),
+        (history.FLEET_RESET_DENIED, {"fault": "wait_timeout", "reason": "the breaker is open"}, "no reset after wait_timeout: the breaker is open"),
+        (history.FLEET_ADMIN, {"verb": "drain", "uid": 0, "by_pid": 4, "detail": ""}, "drain by uid 0"),
+    ],
+)  # fmt: skip
+def test_what_the_supervisor_did_is_told_in_words(event: str, fields: dict[str, Any], said: str) -> None:
+    assert words(at(0, event, board="board0", **fields)) == said
 
 
 @pytest.fixture
@@ -134,3 +151,17 @@ def test_following_a_journal_loses_nothing_to_its_rotation(tmp_path: Path) -> No
         seen += [event.data["number"] for event in tail.more()]
     writer.join()
     assert seen == list(range(200))
+
+
+def test_faults_on_purpose_are_part_of_the_story_of_whom_they_hit() -> None:
+    own = [Event(history.REQUEST_ACCEPTED, 0, 7), Event(history.REQUEST_SENT, 1, 7, 1, "board0", 3), Event(history.REQUEST_DONE, 900, 7, 1, data={"outcome": "failed"})]
+    def fired(process: str, board: str | None, fault: str) -> Event:
+        return Event(history.CHAOS_FIRED, 5, board=board, data={"order": "o1", "fault": fault, "process": process})
+
+    others = [fired("worker-board0", "board0", "kill_worker decoding"), fired("worker-board1", "board1", "frames slow"), fired("router", None, "full_disk router")]
+    story = explain(7, own, others)
+    assert story is not None
+    told = [(line.who, line.text) for line in story.lines if line.event.event == history.CHAOS_FIRED]
+    assert told == [("worker-board0", "on purpose: kill_worker decoding (order o1)"), ("router", "on purpose: full_disk router (order o1)")]
+    applied = Event(history.FLEET_CONFIGURED, 0, board="-", data={"version": 3, "changes": ["$.tenants[a].weight"], "uid": 0})
+    assert words(applied) == "configuration version 3 was applied by uid 0: $.tenants[a].weight"

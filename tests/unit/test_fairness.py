@@ -7,6 +7,7 @@ import random
 from builders_engine import a_sequence
 
 from calculet_core.config import TenantConfig
+from calculet_core.limits import LocalLimits
 from calculet_core.requests import SequenceState
 from calculet_worker.scheduling.fairness import FairQueue
 
@@ -95,13 +96,24 @@ def test_a_tenant_at_its_active_limit_is_passed_over_until_one_ends() -> None:
 
 def test_a_tenant_may_let_only_so_many_tokens_wait() -> None:
     fair = queue(TenantConfig("a", max_waiting_tokens=25))
-    seq = put(fair, 1, "a", prompt=20)
-    refusal = fair.over_quota("a", 6)
-    assert refusal is not None and refusal.code == "tenant_quota" and "25" in refusal.message
-    assert fair.over_quota("a", 5) is None
-    assert fair.over_quota("b", 1_000_000) is None
-    fair.remove(seq)
-    assert fair.over_quota("a", 25) is None
+    first, second = put(fair, 1, "a", prompt=20), put(fair, 2, "a", prompt=5)
+    assert fair.take_quota(first, 20) is None
+    refusal = fair.take_quota(second, 6)
+    assert refusal is not None and refusal.code == "tenant_quota" and "20 prompt tokens wait" in refusal.message and "25" in refusal.message
+    assert fair.take_quota(second, 5) is None
+    assert fair.take_quota(put(fair, 3, "b"), 1_000_000) is None
+    fair.remove(first)
+    assert fair.take_quota(put(fair, 4, "a", prompt=20), 20) is None, "what left the queue was given back"
+
+
+def test_what_a_tenant_lets_wait_counts_on_every_board() -> None:
+    ledger, tenant = LocalLimits(), TenantConfig("a", max_waiting_tokens=25)
+    here, there = (FairQueue([tenant], 1.0, limits=ledger) for _ in range(2))
+    seq = put(here, 1, "a", prompt=20)
+    assert here.take_quota(seq, 20) is None
+    assert there.take_quota(put(there, 1, "a", prompt=6), 6) is not None
+    here.take(seq)
+    assert there.take_quota(put(there, 2, "a", prompt=25), 25) is None and ledger.total("a") == 25
 
 
 def test_a_request_that_leaves_from_anywhere_is_not_taken() -> None:

@@ -13,9 +13,10 @@ from calculet_core.artifact import CapacityInfo
 from calculet_core.clock import MS, S
 from calculet_core.config import RecoveryConfig
 from calculet_core.errors import ExitCode
-from calculet_core.jobs import OutputStatus, ReturnCode
+from calculet_core.jobs import Holdings, JobKind, OutputStatus, ReturnCode
+from calculet_worker import actions
 from calculet_worker.device.base import Inspection
-from calculet_worker.generation import compare
+from calculet_worker.inspecting import compare
 
 
 def states(driver: Driver) -> list[str]:
@@ -48,6 +49,23 @@ def test_warm_up_runs_every_profile_that_is_configured() -> None:
     driver = Driver(a_manifest(lanes=8, profiles=(1, 4, 8))).ready()
     assert {job.profile.name for job in driver.board.jobs} == {"B1", "B4", "B8"}
     assert max(len(job.lanes) for job in driver.board.jobs if job.profile.name == "B8") == 8
+
+
+def test_warm_up_fills_each_profile_with_one_prompt_a_lane() -> None:
+    package = a_package(a_manifest(lanes=8, profiles=(1, 2, 4, 8)), [a_case([1, 2], count=6), a_case([3, 4, 5], count=6)])
+    driver = Driver(package=package, scheduler=a_scheduler(profiles=(1, 2, 4, 8))).ready()
+    jobs = driver.board.jobs
+    prompts = [job for job in jobs if job.kind is JobKind.PREFILL]
+    assert len(prompts) == 2 + 8
+    steps = [(job.profile.name, len(job.lanes)) for job in jobs[jobs.index(prompts[-1]) + 1 :]]
+    assert steps == [("B8", 8), ("B4", 4), ("B2", 2)]
+
+
+def test_cases_with_too_narrow_margins_warm_up_one_profile_after_the_other() -> None:
+    package = a_package(a_manifest(lanes=8, profiles=(1, 2, 4, 8)), [a_case([1, 2], count=2), a_case([3, 4, 5], count=2)])
+    driver = Driver(package=package, scheduler=a_scheduler(profiles=(1, 2, 4, 8))).ready()
+    full = [(job.profile.name, len(job.lanes)) for job in driver.board.jobs if len(job.lanes) > 1]
+    assert full == [("B2", 2), ("B4", 4), ("B8", 8)]
 
 
 def test_internal_requests_are_not_counted_as_clients() -> None:
@@ -210,6 +228,9 @@ def test_a_job_that_is_lost_after_the_drain_deadline_makes_the_generation_recove
     driver.submit(1)
     driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
     driver.until(lambda: driver.state == "RECOVERING")
+    serving = driver.engine.serving
+    assert serving is not None and serving.buffers.quarantined == 1, "its buffers are never freed under it"
+    assert not [action for action in driver.actions if isinstance(action, actions.UnconfigureDevice)]
     driver.grant()
     driver.until(lambda: driver.state == "READY")
 
@@ -232,6 +253,89 @@ def test_a_board_that_cannot_be_unconfigured_wants_a_reset() -> None:
     driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
     driver.until(lambda: driver.state == "RECOVERING")
     assert driver.engine.report(driver.now).wants_reset
+
+
+def test_without_a_verified_contract_an_unload_ends_the_process_once_everything_has_drained() -> None:
+    driver = Driver(unconfigures=False).ready()
+    told = driver.submit(1)
+    driver.until(lambda: bool(told.pieces))
+    driver.command(wire.UnloadModel, generation=1, deadline_ms=60_000)
+    assert driver.exit is None, "what runs may finish"
+    driver.until(lambda: driver.exit is not None)
+    assert told.finish == "length"
+    assert driver.exit is not None and driver.exit.code == ExitCode.OK and "not verified" in driver.exit.reason
+    assert not [action for action in driver.actions if isinstance(action, actions.UnconfigureDevice)]
+
+
+MIB = 1 << 20
+EMPTY = Holdings(memory_used_bytes=100 * MIB)
+
+
+def unloaded(driver: Driver, *after: Holdings) -> wire.WorkerReport:
+    """The report once an unload has come to rest, on a board that then shows `after`."""
+    driver.held_before, driver.held_after = EMPTY, list(after)
+    driver.ready()
+    driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
+    driver.until(lambda: driver.state in ("UNLOADED", "RECOVERING", "FAILED"))
+    return driver.engine.report(driver.now)
+
+
+@pytest.mark.parametrize("after", [EMPTY, replace(EMPTY, memory_used_bytes=164 * MIB), Holdings(memory_used_bytes=None)])
+def test_a_board_whose_counters_are_back_where_they_were_is_unloaded(after: Holdings) -> None:
+    report = unloaded(Driver(), after)
+    assert (report.state, report.fault, report.wants_reset) == ("UNLOADED", None, False)
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (replace(EMPTY, memory_used_bytes=164 * MIB + 1), "64.0 MiB more than when it was empty (recovery.unload_residue_mib)"),
+        (replace(EMPTY, pending=1), "1 jobs pending and 0 outputs"),
+        (replace(EMPTY, left=2), "0 jobs pending and 2 outputs"),
+        (Holdings(error="OSError: gone"), "could not be read: OSError: gone"),
+    ],
+)
+def test_a_board_that_still_holds_something_recovers_with_the_reason_instead_of_being_unloaded(after: Holdings, words: str) -> None:
+    driver = Driver()
+    report = unloaded(driver, after)
+    assert (report.state, report.fault, report.wants_reset) == ("RECOVERING", "residue", True)
+    assert words in (report.fault_detail or ""), report.fault_detail
+    driver.held_after = [EMPTY]
+    driver.grant()
+    driver.until(lambda: driver.state == "READY")
+    driver.command(wire.UnloadModel, generation=2, deadline_ms=10)
+    driver.until(lambda: driver.state == "UNLOADED")
+
+
+def test_counters_that_lag_behind_are_read_again_before_anything_follows() -> None:
+    late = replace(EMPTY, memory_used_bytes=900 * MIB)
+    driver = Driver()
+    report = unloaded(driver, late, late, EMPTY)
+    assert (report.state, report.fault) == ("UNLOADED", None)
+    assert driver.events_of(history.BOARD_FAULT) == []
+
+
+def test_small_leaks_add_up_since_the_board_was_empty_for_the_first_time() -> None:
+    driver = Driver()
+    for cycle in range(1, 4):
+        driver.held_before = replace(EMPTY, memory_used_bytes=(100 + 30 * (cycle - 1)) * MIB)
+        driver.held_after = [replace(EMPTY, memory_used_bytes=(100 + 30 * cycle) * MIB)]
+        driver.ready()
+        driver.command(wire.UnloadModel, generation=cycle, deadline_ms=10)
+        driver.until(lambda: driver.state in ("UNLOADED", "RECOVERING"))
+        assert driver.state == ("RECOVERING" if cycle == 3 else "UNLOADED")
+
+
+def test_a_failed_generation_that_leaves_something_behind_wants_a_reset_and_can_be_denied_it() -> None:
+    driver = Driver(package=a_package(cases=[a_case([5], wrong=True)]))
+    driver.held_before, driver.held_after = EMPTY, [replace(EMPTY, memory_used_bytes=900 * MIB)]
+    settled(driver)
+    driver.command(wire.UnloadModel, generation=1, deadline_ms=10)
+    driver.until(lambda: driver.engine.report(driver.now).wants_reset)
+    assert driver.state == "FAILED"
+    driver.command(wire.DenyReset, reason="2 resets in 10 minutes")
+    report = driver.engine.report(driver.now)
+    assert (report.state, report.wants_reset, report.condemned) == ("FAILED", False, "2 resets in 10 minutes")
 
 
 # ------------------------------------------------------------------------------------------------ resets

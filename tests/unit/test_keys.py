@@ -12,6 +12,7 @@ from calculet_core.clock import S
 from calculet_core.config import TenantConfig
 from calculet_core.errors import CalculetError, ConfigError
 from calculet_core.keys import KEY_ID_BYTES, SECRET_BYTES, KeyFile, KeyRecord, format_keys, hash_key, make_key, parse_keys
+from calculet_core.limits import LocalLimits
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.keys import change_keys, read_keys
 from calculet_router.tenants import Identity, Tenants
@@ -26,7 +27,7 @@ def a_key(tenant: str = "team", **fields: object) -> tuple[KeyRecord, str]:
 
 def tenants(*records: KeyRecord, require_keys: bool = False, **limits: object) -> Tenants:
     configs = [TenantConfig(name="default"), TenantConfig(name="team", **limits)]  # type: ignore[arg-type]
-    made = Tenants(configs, 0, require_keys)
+    made = Tenants(configs, require_keys)
     if records:
         made.take_keys(KeyFile(1, records))
     return made
@@ -199,3 +200,17 @@ def test_the_headers_say_what_is_left_and_when_it_is_whole_again() -> None:
     refusal = desk.admit(team, 1, 0)
     assert refusal is not None and (refusal.code, refusal.retry_after_s) == ("tenant_rate_limited", 0.25)
     assert desk.admit(team, 1, S // 4) is None
+
+
+def test_limits_hold_for_all_routers_together_and_a_refused_rate_keeps_no_active() -> None:
+    limits, config = LocalLimits(), TenantConfig(name="team", requests_per_s=2, max_active=3)
+    routers = [Tenants([TenantConfig(name="default"), config], limits=limits) for _ in range(3)]
+    assert routers[0].admit(config, 2, 0) is None
+    refusal = routers[1].admit(config, 2, 0)
+    assert refusal is not None and (refusal.code, "2 of 3 requests are active" in refusal.message) == ("tenant_quota", True)
+    assert routers[1].admit(config, 1, 0) is None
+    routers[0].release(config, 2)
+    refusal = routers[2].admit(config, 1, 0)
+    assert refusal is not None and (refusal.code, refusal.retry_after_s) == ("tenant_rate_limited", 0.5)
+    assert (limits.total("team"), [router.active["team"] for router in routers]) == (1, [0, 1, 0])
+    assert b"x-ratelimit-remaining-active: 2\r\n" in routers[2].headers(config, 0)

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from calculet_core.errors import CalculetError, InvalidJson, InvalidValue, Unsupported
+from calculet_core.errors import CalculetError, InternalError, InvalidJson, InvalidValue, Unsupported
+from calculet_core.kv import CONTEXT_OPS, ContextOp, refuse
 from calculet_core.requests import Prompt, SamplingParams, StopRules
-from calculet_router.openai import UNSUPPORTED, Kind, parse_chat, parse_text, parse_timeout_ms
+from calculet_router.openai import CONTEXT_PARAMETERS, UNSUPPORTED, Kind, parse_chat, parse_text, parse_timeout_ms
 
 CHAT: dict[str, Any] = {"model": "qwen3", "messages": [{"role": "user", "content": "hi"}]}
 TEXT: dict[str, Any] = {"model": "qwen3", "prompt": "hi"}
@@ -101,11 +102,14 @@ def test_text_parts_are_joined_and_developer_means_system() -> None:
         ([{"role": "user"}], "messages[0].content", InvalidValue),
         ([{"content": "x"}], "messages[0].role", InvalidValue),
         ([{"role": "wizard", "content": "x"}], "messages[0].role", InvalidValue),
-        ([{"role": "tool", "content": "x"}], "messages[0].role", Unsupported),
+        ([{"role": "function", "content": "x"}], "messages[0].role", Unsupported),
+        ([{"role": "tool"}], "messages[0].content", InvalidValue),
         ([{"role": "user", "content": 5}], "messages[0].content", InvalidValue),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type", Unsupported),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text", InvalidValue),
-        ([{"role": "assistant", "content": None, "tool_calls": [1]}], "messages[0].tool_calls", Unsupported),
+        ([{"role": "assistant", "content": None, "tool_calls": [1]}], "messages[0].tool_calls[0]", InvalidValue),
+        ([{"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}], "messages[0].tool_calls", InvalidValue),
+        ([{"role": "assistant", "content": "x", "function_call": {"name": "f"}}], "messages[0].function_call", Unsupported),
     ],
 )
 def test_bad_messages_are_refused_by_their_place(messages: Any, param: str, kind: type[CalculetError]) -> None:
@@ -156,7 +160,7 @@ def test_a_call_has_a_bounded_number_of_choices() -> None:
 
 def test_echo_works_for_text_and_is_refused_where_it_cannot() -> None:
     assert parse_text(text(echo=True)).echo
-    assert refused(text(echo=True, prompt=[1]), parse_text).param == "echo"
+    assert parse_text(text(echo=True, prompt=[1])).echo
     assert refused(text(echo=True, logprobs=1), parse_text).param == "echo"
 
 
@@ -193,3 +197,32 @@ def test_a_timeout_is_a_positive_number_of_milliseconds(value: bytes) -> None:
     with pytest.raises(InvalidValue, match="X-Request-Timeout-Ms"):
         parse_timeout_ms(value)
     assert parse_timeout_ms(b"1500") == 1500
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "operation"),
+    [
+        ("use_beam_search", True, "copy"), ("best_of", 4, "copy"), ("n_keep", 64, "keep_one"),
+        ("context_shift", True, "shift"), ("id_slot", 3, "save_load"),
+    ],
+)  # fmt: skip
+def test_what_needs_an_operation_on_the_context_is_refused_by_that_operations_name(parameter: str, value: object, operation: str) -> None:
+    """Scheduling §9.3: the table decides, and its reason is told."""
+    body = {"model": "m", "prompt": "x", parameter: value}
+    with pytest.raises(CalculetError) as refused:
+        parse_text(json.dumps(body).encode())
+    error = refused.value
+    assert (error.code, error.http_status, error.param) == ("unsupported", 400, parameter)
+    assert repr(operation) in error.message and CONTEXT_OPS[ContextOp(operation)].reason in error.message
+    assert CONTEXT_PARAMETERS[parameter] is ContextOp(operation)
+
+
+@pytest.mark.parametrize("parameter", sorted(set(CONTEXT_PARAMETERS) - {"best_of"}))
+def test_what_asks_for_no_operation_on_the_context_is_no_reason_to_refuse(parameter: str) -> None:
+    for harmless in (None, *UNSUPPORTED[parameter]):
+        parse_text(json.dumps({"model": "m", "prompt": "x", parameter: harmless}).encode())
+
+
+def test_an_operation_that_the_table_allows_is_not_refused() -> None:
+    assert refuse(ContextOp.APPEND, "prompt") is None
+    assert "remove_tail" in (refuse(ContextOp.REMOVE_TAIL, "rewind") or InternalError("")).message

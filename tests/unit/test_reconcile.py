@@ -9,6 +9,7 @@ from calculet_core import history, wire
 from calculet_core.clock import MS, S
 from calculet_core.config import SupervisionConfig
 from calculet_supervisor import world
+from calculet_supervisor.shell.status import why
 from calculet_supervisor.world import BoardSeen
 
 
@@ -146,6 +147,20 @@ def test_exit_zero_of_a_serving_worker_was_somebodys_command_and_of_one_that_nev
     bench.exit(code=0)
     bench.step()
     assert bench.reconciler.lives["board0"].restarts.failures == failures
+
+
+def test_a_worker_that_ends_to_be_unloaded_costs_no_restart() -> None:
+    bench = Bench(config=a_config(max_restarts=1))
+    for _ in range(3):
+        bench.serve()
+        bench.report(state="FAILED")
+        bench.wish(placement=None)
+        bench.step(ms=100)
+        bench.exit(code=0, reason="unloaded with its process")
+        bench.wish(placement=PLACEMENT)
+        bench.step()
+        assert bench.state() == "STARTING"
+    assert bench.reconciler.lives["board0"].restarts.failures == 0
 
 
 def test_what_an_operator_stopped_stays_stopped_until_it_is_started() -> None:
@@ -596,3 +611,147 @@ def test_while_the_breaker_is_open_boards_that_failed_wait() -> None:
     bench.frozen = None
     bench.step()
     assert len(bench.of(world.Grant)) == 1
+
+
+def test_every_life_on_probation_has_its_reset_out_of_the_budget_and_waits_when_that_is_spent() -> None:
+    bench = Bench(resets=2)
+    bench.wish(prove=True, probation=True, weight=0.1)
+    for life in range(2):
+        bench.step(ms=11_000)
+        bench.report()
+        bench.step()
+        assert len(bench.of(world.Grant)) == life + 1
+        bench.exit(signal=9)  # before its reset was done
+        bench.step()
+    bench.step(ms=11_000)
+    for _ in range(20):
+        bench.report()
+        bench.step(ms=1_000)
+    assert len(bench.of(world.Grant)) == 2 and bench.of(world.Load) == [], "the third one waits"
+    denied = [note for note in bench.of(world.Note) if note.event == history.FLEET_RESET_DENIED]
+    assert len(denied) == 1 and bench.sent(wire.DenyReset) == []
+    waiting = bench.seen["board0"]
+    assert "waits for a reset" in (why(bench.reconciler.lives["board0"], waiting) or "")
+    bench.clock.advance(600 * S)
+    bench.report()
+    bench.step()
+    assert len(bench.of(world.Grant)) == 3
+    bench.report(resets=1, command_seq=bench.of(world.Grant)[-1].seq)
+    bench.step()
+    assert len(bench.of(world.Load)) == 1
+
+
+def test_a_life_that_follows_the_reset_of_its_probation_needs_none() -> None:
+    bench = Bench()
+    bench.wish(prove=False, probation=True, weight=0.1)
+    bench.step()
+    bench.report()
+    bench.step()
+    assert bench.of(world.Grant) == [] and len(bench.of(world.Load)) == 1
+
+
+def test_where_resets_are_turned_off_a_board_proves_itself_without_one() -> None:
+    bench = Bench(resets=0)
+    bench.wish(prove=True, probation=True, weight=0.1)
+    bench.step()
+    bench.report()
+    bench.step()
+    assert bench.of(world.Grant) == [] and len(bench.of(world.Load)) == 1
+
+
+def test_a_proof_whose_reset_failed_is_left_to_an_operator() -> None:
+    bench = Bench()
+    bench.wish(prove=True, probation=True)
+    bench.step()
+    bench.report()
+    bench.step()
+    for _ in range(30):
+        bench.report(condemned="the reset failed (rc 18)", command_seq=bench.of(world.Grant)[0].seq)
+        bench.step(ms=1_000)
+    assert len(bench.of(world.Grant)) == 1 and bench.of(world.Load) == []
+
+
+# ---------------------------------------------------------------- quarantine outlives the supervisor
+def successor(bench: Bench, **fields: object) -> Bench:
+    """A new supervisor that knows what the old one wrote down, on the same boards."""
+    written = {action.board: action.aside for action in bench.of(world.SetAside)}
+    asides = {board: aside for board, aside in written.items() if aside is not None}
+    after = Bench(config=bench.config, asides=asides, **fields)  # type: ignore[arg-type]
+    after.clock.advance_to(bench.clock.now_ns())
+    after.seen = dict(bench.seen)
+    return after
+
+
+def test_a_new_supervisor_leaves_a_quarantined_worker_alone_until_its_time_has_come() -> None:
+    config = a_config(max_restarts=2, window_s=60, half_open_after_s=700, backoff_max_ms=1_000)
+    bench = Bench(config=config)
+    bench.crash_until_quarantined()
+    bench.step(ms=300_000)
+    after = successor(bench)
+    after.step()
+    assert (after.state(), after.spawns()) == ("QUARANTINED", 0)
+    assert after.reconciler.lives["board0"].why == bench.reconciler.lives["board0"].why
+    after.step(ms=399_000)
+    assert after.spawns() == 0
+    after.step(ms=1_001)
+    assert after.spawns() == 1
+    again = successor(after)  # which finds it dead
+    again.exit()
+    again.step()
+    again.step(ms=600_000)
+    assert (again.state(), again.spawns()) == ("QUARANTINED", 0), "its one try was spent by the supervisor before"
+    again.step(ms=101_000)
+    assert again.spawns() == 1
+
+
+def test_a_half_open_life_that_is_adopted_costs_the_long_time_again_when_it_dies_and_is_forgiven_when_it_is_stable() -> None:
+    config = a_config(max_restarts=2, window_s=60, half_open_after_s=700, backoff_max_ms=1_000, stable_after_s=30)
+    bench = Bench(config=config)
+    bench.crash_until_quarantined()
+    bench.step(ms=701_000)
+    assert bench.spawns() == 4
+    after = successor(bench)
+    after.step()
+    assert after.state() == "STARTING" and after.spawns() == 0
+    dies = successor(bench)
+    dies.step()
+    dies.exit()
+    dies.step()
+    assert dies.state() == "QUARANTINED", "no budget of its own for a life that was tried once"
+    after.report()
+    after.step()
+    seq = after.of(world.Load)[-1].seq
+    after.report(state="READY", generation=1, digest=DIGEST, alias="toy", command_seq=seq)
+    after.step()
+    assert after.of(world.SetAside) == []
+    after.report(steps=1)
+    after.step(ms=31_000)
+    after.report(steps=2)
+    after.step()
+    assert after.of(world.SetAside)[-1].aside is None
+
+
+@pytest.mark.parametrize("code", [78, 70])
+def test_a_worker_in_quarantine_is_tried_again_by_a_new_supervisor_when_the_configuration_was_changed(code: int) -> None:
+    bench = Bench(fingerprint="old", config=a_config(max_restarts=1, half_open_after_s=20_000, backoff_max_ms=1_000))
+    for _ in range(1 if code == 78 else 2):
+        bench.step(ms=1_001)
+        bench.exit(code=code, reason="it cannot start")
+        bench.step()
+    assert bench.state() == "QUARANTINED"
+    same = successor(bench, fingerprint="old")
+    same.step(ms=10_000_000)
+    assert (same.state(), same.spawns()) == ("QUARANTINED", 0)
+    changed = successor(bench, fingerprint="new")
+    changed.step()
+    assert (changed.state(), changed.spawns()) == ("STARTING", 1)
+    assert changed.of(world.SetAside)[-1].aside is None
+
+
+def test_a_stopped_worker_in_quarantine_is_forgotten_by_a_new_supervisor() -> None:
+    bench = Bench(config=a_config(max_restarts=2, window_s=60, backoff_max_ms=1_000))
+    bench.crash_until_quarantined()
+    after = successor(bench)
+    after.wish(up=False)
+    after.step()
+    assert after.state() == "ABSENT" and after.of(world.SetAside)[-1].aside is None

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
+import builders_docs
 import click
 import pytest
 import yaml
-
-from calculet_perf.cli import main as perf
-from calculet_supervisor.cli import main as calculet
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -20,7 +17,6 @@ SECTIONS = {
     RUNBOOKS: ["What it means", "What users notice", "Look", "Do", "It is over when"],
     RUNBOOKS / "zh": ["含义", "用户感受", "查看", "处理", "何时结束"],
 }
-PROGRAMS: dict[str, click.Command] = {"calculet": calculet, "calculet-perf": perf}
 each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(RUNBOOKS)) for page in PAGES])
 
 
@@ -35,26 +31,17 @@ def commands(text: str) -> list[str]:
     lines = [line for block in blocks for line in block.splitlines()]
     spans = re.findall(r"`([^`]+)`", re.sub(r"^```\w*\n.*?^```", "", text, flags=re.S | re.M))
     spans = [" ".join(span.split()) for span in spans]  # a line may end within one
-    return [command for command in lines + spans if command.split(" ")[0] in PROGRAMS]
+    return [command for command in lines + spans if command.split(" ")[0] in builders_docs.PROGRAMS]
 
 
 def check(command: str) -> None:
     """Parse it as the program would, without running it.
 
     Raises:
-        click.ClickException: there is no such verb, option or value.
+        click.ClickException: there is no such program, verb, option or value.
     """
-    program, *words = shlex.split(command.split("|")[0], comments=True)
-    found = PROGRAMS[program]
-    while isinstance(found, click.Group) and words:
-        name = words.pop(0)
-        if name not in found.commands:
-            raise click.UsageError(f"{command}: no command {name!r}")
-        found = found.commands[name]
-    if not isinstance(found, click.Group):
-        given = any(not word.startswith("-") for word in words)
-        if given or words or not any(isinstance(one, click.Argument) and one.required for one in found.params):
-            found.make_context(program, words)
+    for words in builders_docs.commands(command):
+        builders_docs.check(words)
 
 
 @pytest.mark.parametrize("folder", list(SECTIONS), ids=lambda folder: folder.name)

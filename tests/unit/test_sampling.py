@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
+from builders_engine import a_sequence
 from numpy.typing import NDArray
 
 from calculet_core.requests import SamplingParams, StopRules
+from calculet_worker.answers import Answers, Outbox
 from calculet_worker.output.sampling import Sampler, finite_rows, greedy_rows
 
 VOCABULARY = [bytes([65 + token_id]) for token_id in range(8)]
@@ -47,11 +51,46 @@ def test_rows_with_nan_or_inf_are_found_and_huge_finite_ones_are_not() -> None:
     assert finite_rows(logits).tolist() == [True, False, False, False, True]
 
 
-def test_a_plain_greedy_sampler_says_so() -> None:
-    assert a_sampler(temperature=0.0).plain_greedy
-    assert not a_sampler(temperature=0.0, logprobs=0).plain_greedy
-    assert not a_sampler(temperature=0.0, frequency_penalty=1.0).plain_greedy
-    assert not a_sampler(temperature=1.0).plain_greedy
+def test_a_greedy_sampler_says_so_and_takes_the_best_unless_it_is_banned() -> None:
+    assert a_sampler(temperature=0.0).greedy
+    assert not a_sampler(temperature=0.0, logprobs=0).greedy
+    assert not a_sampler(temperature=0.0, frequency_penalty=1.0).greedy
+    assert not a_sampler(temperature=1.0).greedy
+    sampler = a_sampler(StopRules(min_tokens=2), temperature=0.0)
+    assert not sampler.takes(EOS) and sampler.takes(3) and not sampler.takes(EOS) and sampler.takes(4)
+    assert sampler.takes(EOS), "two tokens came before it"
+    assert not a_sampler(StopRules(ignore_eos=True), temperature=0.0).takes(EOS)
+
+
+@pytest.mark.parametrize("kinds", ["gggg", "gsgb", "ssss", "bbbb", "sgsg"])
+def test_a_batch_of_every_kind_draws_what_each_would_alone(kinds: str) -> None:
+    """g: greedy; b: greedy, and its best is banned; s: stochastic."""
+
+    def params(kind: str) -> dict[str, Any]:
+        return {"sampling": SamplingParams(temperature=1.0 if kind == "s" else 0.0, seed=5), "stop": StopRules(ignore_eos=kind == "b")}
+
+    logits = np.random.default_rng(2).random((len(kinds), 8), np.float32)
+    for row, kind in enumerate(kinds):
+        logits[row, EOS] = 2.0 if kind == "b" else -1.0
+    sequences = [a_sequence(number) for number in range(len(kinds))]
+    answers = Answers(Outbox(), VOCABULARY, (EOS,), 1)
+    for seq, kind in zip(sequences, kinds, strict=True):
+        seq.request = dataclasses.replace(seq.request, **params(kind))
+        answers.open(seq)
+    for _ in range(5):
+        drawn = answers.draw(sequences, logits)
+        assert EOS not in drawn
+        for row, kind in enumerate(kinds):
+            if kind != "s":
+                assert drawn[row] == int(logits[row, :EOS].argmax())
+    alone = a_sampler(temperature=1.0, seed=5)
+    together = Answers(Outbox(), VOCABULARY, (EOS,), 1)
+    for seq in sequences:
+        together.open(seq)
+    if "s" in kinds:
+        row = kinds.index("s")
+        expected = draws(alone, logits[row], 5)
+        assert [together.draw(sequences, logits)[row] for _ in range(5)] == expected
 
 
 def test_the_same_seed_gives_the_same_tokens_whatever_else_is_drawn_between() -> None:
@@ -166,9 +205,9 @@ LIKES_EOS = a_row(0, 1, 2, 0, 0, 0, 0, 9)
 
 def test_eos_and_stop_ids_are_banned_before_min_tokens_and_end_the_sequence_after() -> None:
     sampler = a_sampler(StopRules(min_tokens=2, token_ids=(2,)), temperature=0.0)
-    assert not sampler.plain_greedy
+    assert not sampler.takes(EOS)
     assert draws(sampler, LIKES_EOS, 3) == [1, 1, EOS]
-    assert sampler.plain_greedy
+    assert sampler.takes(EOS)
     assert sampler.stops(EOS, 3)
     assert sampler.stops(2, 3)
     assert not sampler.stops(1, 3)

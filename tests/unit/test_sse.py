@@ -133,8 +133,16 @@ def test_text_logprobs_have_offsets_that_run_on_in_a_stream() -> None:
     call = a_text(stream=True, logprobs=2)
     events = events_of(answer(call, (0, piece("x", logprobs=[LOGPROBS[1]])), (0, piece("y", "stop", logprobs=[LOGPROBS[1]]))))
     shown = [event["choices"][0]["logprobs"] for event in events[:-1]]
-    assert shown[0] == {"tokens": ["ab"], "token_logprobs": [-0.25], "top_logprobs": [{}], "text_offset": [0]}
+    assert shown[0] == {"tokens": ["ab"], "token_logprobs": [-0.25], "top_logprobs": [{"ab": -0.25}], "text_offset": [0]}
     assert shown[1]["text_offset"] == [2]
+
+
+def test_text_logprobs_keep_the_drawn_token_among_the_alternatives_and_count_characters() -> None:
+    parts = [TokenLogprob(1, b"\xe2\x82", -0.1, [(9, b"a", -0.05)]), TokenLogprob(2, b"\xac", -0.2, [(2, b"\xac", -0.2)]), TokenLogprob(3, b"x", -0.3, [])]
+    (choice,) = json.loads(answer(a_text(logprobs=1), (0, piece("\u20acx", "stop", logprobs=parts))))["choices"]
+    assert choice["logprobs"]["tokens"] == ["bytes:\\xe2\\x82", "bytes:\\xac", "x"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1], "of the text, in characters"
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -0.05, "bytes:\\xe2\\x82": -0.1}, {"bytes:\\xac": -0.2}, {"x": -0.3}]
 
 
 def test_held_text_with_logprobs_is_written() -> None:

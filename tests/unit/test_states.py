@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,10 @@ from calculet_core.states import MACHINES
 from calculet_core.states.kv_sequence import KV_SEQUENCE, KvEvent, KvSequenceState
 from calculet_core.states.model_generation import MODEL_GENERATION, ModelEvent, ModelState
 from calculet_core.states.request import REQUEST, RequestEvent, RequestState
+
+ROOT = Path(__file__).resolve().parents[2]
+NOBODYS = {"AWAIT_MODEL"}
+"""A board has one model: a request that finds none is refused, and does not wait for it."""
 
 
 class Light(IntEnum):
@@ -69,9 +75,18 @@ def test_a_lane_becomes_free_only_by_the_runtimes_confirmation() -> None:
     assert into_free == {KvEvent.CONFIRM_FREE}
 
 
-def test_a_generation_becomes_ready_only_through_warming_or_resume() -> None:
-    into_ready = {event for (_, event), target in MODEL_GENERATION.rows().items() if target is ModelState.READY}
-    assert into_ready == {ModelEvent.WARMED, ModelEvent.RESUME}
+def test_a_generation_becomes_ready_only_through_golden_and_warm_up() -> None:
+    """Nothing leads back from Draining: scheduling §12 knows no other way out than Unloading or Recovering."""
+    into_ready = {(state, event) for (state, event), target in MODEL_GENERATION.rows().items() if target is ModelState.READY}
+    assert into_ready == {(ModelState.WARMING, ModelEvent.WARMED)}
+
+
+def test_every_event_of_the_three_tables_of_a_worker_happens_somewhere() -> None:
+    """A row that nobody can take is a promise that nobody keeps."""
+    code = "\n".join(path.read_text() for path in (ROOT / "calculet_worker").rglob("*.py"))
+    for events, names in ((RequestEvent, "_E|RequestEvent"), (KvEvent, "KvEvent"), (ModelEvent, "_E|ModelEvent")):
+        idle = {event.name for event in events if not re.search(rf"\b({names})\.{event.name}\b", code)}
+        assert idle <= NOBODYS, f"{events.__name__}: {idle}"
 
 
 def test_a_table_with_an_unreachable_state_is_refused() -> None:

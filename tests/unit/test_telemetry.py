@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from calculet_core import history
 from calculet_core.clock import MS, S
 from calculet_core.config import FleetConfig, RouterConfig
+from calculet_core.shell.telemetry import Collectors
 from calculet_router.actions import Ended
 from calculet_router.shell.telemetry import RouterTelemetry
 from calculet_supervisor.shell.telemetry import Telemetry
@@ -17,14 +20,38 @@ from calculet_supervisor.world import Note
 ENDED = Ended("toy", "completed", None, 10, 11, 0, 1 * S, 1 * S + 200 * MS, "default", choices=1)
 
 
+def samples(telemetry: RouterTelemetry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Everything that a scrape shows."""
+    families = text_string_to_metric_families(telemetry.collectors.exposition().decode())
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
+
+
 def tpot_of(*calls: Ended) -> tuple[float, float]:
     """(count, sum) of the histogram."""
     telemetry = RouterTelemetry(RouterConfig())
     for call in calls:
         telemetry.ended(call, "toy")
     telemetry.settle()
-    value = telemetry.collectors.registry.get_sample_value
-    return tuple(value(f"calculet_router_tpot_seconds_{kind}", {"model": "toy"}) or 0.0 for kind in ("count", "sum"))  # type: ignore[return-value]
+    classes = {"model": "toy", "prompt": "1-512", "output": "1-64", "concurrency": "1"}
+    found = samples(telemetry)
+    return tuple(found.get((f"calculet_router_tpot_seconds_{kind}", frozenset(classes.items())), 0.0) for kind in ("count", "sum"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "concurrency", "labels"),
+    [
+        (1, 2, 1, ("1-512", "1-64", "1")), (512, 64, 2, ("1-512", "1-64", "2-4")), (513, 65, 4, ("513-4096", "65-512", "2-4")),
+        (4096, 512, 16, ("513-4096", "65-512", "5-16")), (40_000, 513, 17, ("4097+", "513+", "17+")),
+    ],
+)  # fmt: skip
+def test_times_are_told_by_classes_of_prompt_output_and_concurrency(prompt: int, output: int, concurrency: int, labels: tuple[str, ...]) -> None:
+    telemetry = RouterTelemetry(RouterConfig())
+    telemetry.ended(msgspec.structs.replace(ENDED, prompt_tokens=prompt, generated_tokens=output), "toy", concurrency)
+    classes = dict(zip(("model", "prompt", "output", "concurrency"), ("toy", *labels), strict=True))
+    for name in ("ttft", "tpot", "e2e"):
+        found = samples(telemetry)
+        assert found[f"calculet_router_{name}_seconds_count", frozenset(classes.items())] == 1, name
+    assert sum(telemetry.first_counts()) == 1
 
 
 def test_time_per_token_is_of_the_tokens_after_the_first() -> None:
@@ -36,6 +63,18 @@ def test_time_per_token_is_of_the_tokens_after_the_first() -> None:
 def test_a_single_token_and_several_choices_have_no_time_per_token() -> None:
     replace = msgspec.structs.replace
     assert tpot_of(replace(ENDED, generated_tokens=1), replace(ENDED, choices=2), replace(ENDED, outcome="cancelled")) == (0, 0)
+
+
+def test_the_buckets_of_a_scrape_add_up() -> None:
+    telemetry = RouterTelemetry(RouterConfig(), "router-2")
+    for first_ms in (0.5, 30, 30, 700_000):
+        telemetry.ended(msgspec.structs.replace(ENDED, first_ns=int(first_ms * MS), ended_ns=int(first_ms * MS) + 1), "toy")
+    found = {
+        dict(labels)["le"]: value for (name, labels), value in samples(telemetry).items() if name == "calculet_router_ttft_seconds_bucket" and ("router", "router-2") in labels
+    }  # fmt: skip
+    assert [found[le] for le in ("0.001", "0.025", "0.05", "120.0", "+Inf")] == [1, 1, 3, 3, 4] and list(found.values()) == sorted(found.values())
+    sums = [value for (name, _), value in samples(telemetry).items() if name == "calculet_router_ttft_seconds_sum"]
+    assert sums == pytest.approx([700.0605])
 
 
 def a_supervisors() -> Telemetry:
@@ -55,3 +94,15 @@ def test_the_supervisors_budgets_are_limits_that_alerts_can_compare_with() -> No
     value = a_supervisors()._collectors.registry.get_sample_value
     limits = {name: value("calculet_supervisor_limit", {"limit": name}) for name in ("recovery.max_resets_per_10min", "supervision.restart.max_restarts")}
     assert limits == {"recovery.max_resets_per_10min": 2, "supervision.restart.max_restarts": 5}
+
+
+def test_what_is_gone_is_not_told_any_more_and_may_come_back() -> None:
+    collectors = Collectors("worker", board="b0")
+    for tenant in ("a", "b"):
+        collectors("calculet_worker_tenant_active", tenant=tenant).set(1)
+    collectors.forget("calculet_worker_tenant_active", tenant="a")
+    collectors.forget("calculet_worker_tenant_active", tenant="never")
+    told = collectors.exposition()
+    assert b'tenant_active{board="b0",tenant="b"} 1.0' in told and b'tenant="a"' not in told
+    collectors("calculet_worker_tenant_active", tenant="a").set(2)
+    assert b'tenant_active{board="b0",tenant="a"} 2.0' in collectors.exposition()

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from calculet_core.errors import ArtifactError, CalculetError, InvalidValue, Unsupported
 from calculet_core.requests import Prompt
-from calculet_worker.shell.tokenizing import MAX_RENDERED_CHARACTERS, PromptTokenizer
+from calculet_worker.shell.chat_template import MAX_RENDERED_CHARACTERS
+from calculet_worker.shell.tokenizing import PromptTokenizer
 
 START, END = 256, 257
 """Specials of the byte tokenizer, as the builder names them."""

@@ -16,8 +16,9 @@ CALLER = Caller(1000, 4242)
 
 
 def a_supervisor(saved: asyncio.Event) -> Any:
-    async def want(board: str, wanted: Wanted, act: Any) -> None:
+    async def want(board: str, wanted: Wanted, act: Any) -> Wanted:
         await saved.wait()
+        return wanted
 
     config = SimpleNamespace(boards=[SimpleNamespace(name="board0"), SimpleNamespace(name="board1")])
     return SimpleNamespace(

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calculet_core import wire
+from calculet_core.chaos import KillWorker, Phase
 from calculet_core.requests import Prompt, SamplingParams, StopRules
 
 
@@ -41,6 +42,8 @@ MESSAGES = [
     wire.GrantReset(1, 2),
     wire.DenyReset(1, "spent"),
     wire.StopWorker(1, 2),
+    wire.Disturb("o1", KillWorker(phase=Phase.DECODING), 3),
+    wire.TakeConfiguration(4, "d1ge57"),
     wire.RouterReport(1, 2, 1, 3, links={"board0": "up"}),
     wire.FleetView(1, [wire.BoardView("board0", 1, 2, "ipc://x", "READY", 3, "d", "qwen3")], [wire.AliasView("qwen3", "d", 40960, 1)]),
 ]  # fmt: skip

@@ -1,0 +1,119 @@
+"""`calculet wait BOARD`: watch what was begun, whoever began it and however long ago."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from calculet_supervisor.commands.common import UNREACHABLE, board_argument, config_option, end, json_option, open_fleet
+
+if TYPE_CHECKING:
+    from calculet_core.shell.fleet import Fleet
+
+GLANCE_S = 0.2
+AWAY_S = 120.0
+"""How long a supervisor may be away before nobody waits for it any more; what was begun goes on when it is back."""
+Row = dict[str, Any]
+
+
+def is_ready(row: Row) -> bool:
+    """It serves."""
+    return bool(row["state"] == "READY" and not row["worker_draining"])
+
+
+def is_drained(row: Row) -> bool:
+    """Nothing runs on it, and it takes nothing; a board without a worker is that, too."""
+    return row["state"] is None or bool(row["worker_draining"] and not (row["active"] or row["waiting"]))
+
+
+def is_down(row: Row) -> bool:
+    """It has no worker."""
+    return row["pid"] is None
+
+
+def is_empty(row: Row) -> bool:
+    """It holds no model."""
+    return row["generation"] is None
+
+
+GOALS: dict[str, Callable[[Row], bool]] = {"ready": is_ready, "drained": is_drained, "down": is_down, "empty": is_empty}
+
+
+@click.command()
+@board_argument
+@config_option
+@click.option("--for", "goal", type=click.Choice(list(GOALS)), default="ready", show_default=True, help="Until it is so.")
+@click.option("--timeout-s", type=click.FloatRange(min=0), help="Give up after so long.  [default: never]")
+@json_option
+def wait(board: str, config: Path, goal: str, timeout_s: float | None, as_json: bool) -> None:
+    """Watch BOARD, with its progress on stderr, until it is ready, drained, down or empty.
+
+    Ctrl-C leaves what was begun as it is. Exit codes: 0 it is so, 1 not within --timeout-s.
+    """
+    row = watch(open_fleet(config), board, goal, timeout_s=timeout_s)
+    if as_json:
+        click.echo(json.dumps(row, indent=2))
+    else:
+        click.echo(f"{board} is {goal}")
+
+
+def watch(
+    fleet: Fleet, board: str, goal: str, timeout_s: float | None = None, again: str | None = None, min_epoch: int = 0
+) -> Row:
+    """Follow a board until the goal, telling every change on stderr; its row then. A supervisor that restarts is waited for.
+
+    `again` is the command that watches anew, told after Ctrl-C. `min_epoch`: only this life of the worker, or a later one, counts.
+    """
+    again = again or f"calculet wait {board} --for {goal}"
+    begun, told = time.monotonic(), ""
+    try:
+        while True:
+            row = _row(fleet, board, AWAY_S if told else 0)
+            if GOALS[goal](row) and (row["epoch"] or 0) >= min_epoch:
+                return row
+            words = progress(row)
+            if words != told:
+                told = words
+                click.echo(f"{time.monotonic() - begun:8.1f} s  {board}: {words}", err=True)
+            if timeout_s is not None and time.monotonic() - begun > timeout_s:
+                end(1, f"{board} is not {goal} after {timeout_s:g} s: {words}", f"`{again}` goes on watching")
+            time.sleep(GLANCE_S)
+    except KeyboardInterrupt:
+        click.echo(f"calculet: what was begun goes on; `{again}` watches it again", err=True)
+        sys.exit(130)
+
+
+def progress(row: Row) -> str:
+    """How a board is, in words that change when something moves."""
+    parts = [row["state"].lower() if row["state"] else f"no worker yet ({row['process'].lower()})"]
+    if row["load_step"]:
+        parts.append(row["load_step"])
+    if row["active"] or row["waiting"]:
+        parts.append(f"{row['active']} requests run, {row['waiting']} wait")
+    if row["why"]:
+        parts.append(row["why"])
+    return ", ".join(parts)
+
+
+def _row(fleet: Fleet, board: str, patience_s: float) -> Row:
+    from calculet_core.shell.control_client import ControlError, SupervisorUnreachable, call
+
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            rows = {row["board"]: row for row in call(fleet.control_socket, "status")["boards"]}
+            if board not in rows:
+                end(1, f"there is no board {board!r}", f"boards: {', '.join(rows)}")
+            return dict(rows[board])
+        except SupervisorUnreachable as error:
+            if time.monotonic() > deadline:
+                end(UNREACHABLE, error.message, error.hint)
+            time.sleep(GLANCE_S)
+        except ControlError as error:
+            end(1, error.message, error.hint)
