@@ -198,9 +198,10 @@ def _gate(
         outcome, blocked = Outcome.UNDECIDED, "samples"
         why = f"{quantile.upper()} of {fewest} samples gates nothing, {needed} are needed"
     elif floor is None or floor > percent / 2:
-        shown = "unknown" if floor is None else f"{floor:.2f} %"
         outcome, blocked = Outcome.UNDECIDED, "noise"
-        why = f"two identical builds differ by {shown} here; half of the limit is {percent / 2:g} %"
+        why = f"two identical builds differ by {floor or 0:.2f} % here; half of the limit is {percent / 2:g} %"
+        if floor is None:
+            why = "how much two identical builds differ here is not known: give a second run of the base, or more rounds"
     else:
         judge = compare.not_worse if question == "not_worse" else compare.improved
         outcome, blocked = judge(delta, percent), None

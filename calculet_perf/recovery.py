@@ -61,7 +61,7 @@ def swaps(events: Iterable[Event]) -> Swaps:
     for event in events:
         if event.event == FLEET_ROLLOUT:
             name = str(event.data.get("rollout"))
-            verbs.setdefault(name, str(event.data.get("text", "")).partition(" ")[0])
+            verbs[name] = str(event.data.get("verb"))
             states[name] = RolloutState[str(event.data.get("state"))]
     done = [name for name, state in states.items() if state is RolloutState.DONE]
     back = [name for name, state in states.items() if state is RolloutState.ROLLED_BACK]

@@ -25,8 +25,9 @@ MIN_BLOCKS = 8
 HOUR_S = 3_600.0
 MAX_PAUSE_S = 600.0
 """A stage that was resumed after a longer pause satisfies no long gate."""
+MIN_TAIL = 4
 SETTLED_SHARE = 0.25
-"""A series whose second half grows by less than this share of what is allowed has settled: what it grew by before was no leak."""
+"""A series whose last third grows by less than this share of what is allowed has settled: what it grew by before was no leak."""
 
 
 class LeakOutcome(enum.StrEnum):
@@ -89,15 +90,16 @@ def trend_leak(
     allowed = max(budget.bytes or 0.0, (budget.share or 0.0) * float(medians[0]))
     trends = [theil_sen(at, medians), theil_sen(at, minima)]
     leaking = all(_grows(trend, horizon_s, allowed) for trend in trends)
-    half = len(at) // 2
-    late = theil_sen(at[half:], medians[half:]).slope * horizon_s
+    tail = min(len(at) - MIN_TAIL, 2 * len(at) // 3)
+    late = theil_sen(at[tail:], medians[tail:]).slope * horizon_s
     settled = late <= SETTLED_SHARE * allowed
     calibrated = _calibrated(at, medians, minima, trends, horizon_s, allowed)
     trend = trends[0]
     growth = trend.slope * horizon_s
     if leaking and settled:
         outcome = LeakOutcome.INSUFFICIENT
-        why = f"grew, then stood still (from {at[half] / HOUR_S:.2g} h on); a warm-up of {warmup_s:g} s is too short to tell"
+        since = (at[tail] - time_s[0]) / HOUR_S
+        why = f"grew, then stood still (from {since:.2g} h on); a warm-up of {warmup_s:g} s is too short to tell"
     elif leaking:
         outcome, why = LeakOutcome.LEAK, f"grows by {growth:.4g} within {horizon_s / HOUR_S:g} h, {allowed:.4g} are allowed"
     elif not calibrated:

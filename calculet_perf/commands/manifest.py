@@ -47,6 +47,8 @@ def init(
     tls: dict[str, Any] | None = None
     if ca_file or server_name or insecure:
         tls = {"ca_file": ca_file and str(Path(ca_file).resolve()), "server_name": server_name, "verify": not insecure}
+    if out is not None and not (out.parent / matrix).is_file() and Path(matrix).is_file():
+        matrix = os.path.relpath(matrix, out.parent)  # it is named from here, and read from beside the manifest
     fields = uvloop.run(_fields(url, alias, matrix, chat, api_key_env, tls))
     left = list(open_fields(fields))
     if foreign_null:
@@ -60,6 +62,7 @@ def init(
         click.echo(str(out))
     if left:
         click.echo(f"left at {REQUIRED}: {', '.join(left)}", err=True)
+        click.echo("  fill them in, or write null where it cannot be had (--foreign-null: for all of them)", err=True)
 
 
 @manifest.command()

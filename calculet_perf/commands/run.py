@@ -6,10 +6,11 @@ import asyncio
 import hashlib
 import os
 import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 HINTS = {"tls_failed": "name its authority in $.server.tls.ca_file, its name in $.server.tls.server_name, or say http://"}
 """What to do about a server that could not be asked, by the code of why."""
+T = TypeVar("T")
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -133,15 +135,22 @@ async def _main(
             info = new_info(setup, client.target.name, version("calculet"), inputs.sums, processes)
             writer.put(MANIFEST, inputs.manifest_bytes)
             writer.put(MATRIX, inputs.matrix_bytes)
-        writer.put_info(info)
-        screen.say(f"{folder}: {len(setup.plan.items)} cells against {client.target.name}")
-        if selftest and not await _selftest(setup, info, processes, screen):
-            info.status = "infrastructure_invalid"
+
+        async def begun() -> None:
             writer.put_info(info)
-            writer.close()
-            return Exit.INFRASTRUCTURE
-        async with Shards(client.target, setup.sender.path, inputs.manifest.timeout_s, processes) as shards:
-            await until_stopped(Runner(setup, info, writer, client, shards, screen))
+            screen.say(f"{folder}: {len(setup.plan.items)} cells against {client.target.name}")
+            if selftest and not await _selftest(setup, info, processes, screen):
+                info.status = "infrastructure_invalid"
+                return
+            async with Shards(client.target, setup.sender.path, inputs.manifest.timeout_s, processes) as shards:
+                await Runner(setup, info, writer, client, shards, screen).run()
+
+        await stoppable(begun())
+        if info.status == "running":  # stopped before the runner, which says so itself, had begun
+            info.status = "interrupted"
+            info.invalid.append(Invalid(code="interrupted", message="stopped before its end"))
+        writer.put_info(info)
+        writer.close()
         client.close()
     return verdict(info, folder)
 
@@ -157,7 +166,12 @@ def _traces(folders: tuple[Path, ...]) -> StepTraces | None:
 
 async def until_stopped(runner: Runner) -> None:
     """Run; SIGINT and SIGTERM end it in order, with everything written."""
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(runner.run())
+    await stoppable(runner.run())
+
+
+async def stoppable(work: Coroutine[Any, Any, T]) -> T | None:
+    """What `work` gives; None when SIGINT or SIGTERM cancelled it, which it gets the time to end in order for."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
     try:
@@ -165,8 +179,7 @@ async def until_stopped(runner: Runner) -> None:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        raise error
+    return None if task.cancelled() else task.result()
 
 
 def verdict(info: RunInfo, folder: Path, verb: str = "run") -> int:

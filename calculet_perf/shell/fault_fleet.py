@@ -199,7 +199,15 @@ class FaultFleet:
         return lines[-1] if lines else "no message"
 
 
+_given: set[int] = set()
+"""Ports of this process's fleets: one that is free may have been given to a fleet that has not taken it yet."""
+
+
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    while True:
+        with socket.socket() as sock:
+            sock.bind(("127.0.0.1", 0))
+            port = int(sock.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port

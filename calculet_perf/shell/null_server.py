@@ -8,6 +8,7 @@ the same host can say how much later it saw it.
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import time
 from typing import cast
@@ -116,4 +117,5 @@ async def _serve(tick_s: float) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business: it closes our input
     uvloop.run(_serve(float(sys.argv[1]) / 1000))

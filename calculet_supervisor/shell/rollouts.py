@@ -319,7 +319,7 @@ class Rollouts:
         else:
             self.live[alias] = following
         for step in following.log[len(before.log) :] or following.log[-1:]:
-            data = {"rollout": following.id, "alias": alias, "state": following.state, "text": step.text}
+            data = {"rollout": following.id, "alias": alias, "verb": following.verb, "state": following.state, "text": step.text}
             self._supervisor.note(Note(history.FLEET_ROLLOUT, following.failed_board or "-", data=data))
         self._supervisor.decide_soon()
 

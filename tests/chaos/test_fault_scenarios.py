@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from builders_fleet import BIN, Packages
 
+from calculet_core.shell.journal import read_journal
 from calculet_perf.faults import parse_catalogue
+from calculet_perf.recovery import history
 
 NAMES = [one.id for one in parse_catalogue((files("calculet_perf") / "scenarios" / "faults.yaml").read_bytes(), "faults").scenarios]
 AT_A_TIME = 6
@@ -29,22 +31,33 @@ def outcome(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def all_of_them(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+def all_of_them(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], dict[str, Any], Path]:
     """The whole list, some fleets at a time; scenarios wait for conditions, so that it takes as long as the machine needs."""
     out = tmp_path_factory.mktemp("faults")
     done = run(packages, out, "--jobs", str(AT_A_TIME), timeout_s=580)
     lines = [json.loads(line) for line in (out / "faults.jsonl").read_text().splitlines()]
-    return done, {line["scenario"]: line for line in lines}
+    return done, {line["scenario"]: line for line in lines}, out
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_scenario_ends_as_the_design_says(name: str, all_of_them: Any) -> None:
-    done, found = all_of_them
+    done, found, _ = all_of_them
     assert name in found, done.stdout + done.stderr
     one = found[name]
     assert (one["valid"], one["as_expected"], one["fired"] >= one["planned"]) == (True, True, True), one
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(600)
+def test_swaps_are_counted_from_the_journals_of_a_fleet(all_of_them: Any) -> None:
+    """What M4 is judged by: the words are those that a supervisor really writes."""
+    folder = all_of_them[2] / "load_while_ready" / "log"
+    events = sorted((event for path in folder.glob("*.jsonl") for event in read_journal(path)), key=lambda event: event.t)
+    found = history(events, None, None)
+    assert (found.swaps.loads, found.swaps.rollbacks, found.swaps.refused, found.swaps.unfinished) == (1, 1, 0, [])
+    assert (found.broken, found.deaths) == ([], [])
+    assert {reset.kind for reset in found.resets} == {"reconfigure"}, "each board was configured anew, twice"
 
 
 def test_a_fault_that_never_fires_makes_its_scenario_invalid(packages: Packages, tmp_path: Path) -> None:

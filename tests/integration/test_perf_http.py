@@ -237,6 +237,56 @@ def test_an_idle_connection_that_the_server_closed_is_replaced_once() -> None:
     listener.close()
 
 
+EVENTS = [b'data: {"id":"a","choices":[{"index":0,"text":"w%d","finish_reason":null}]}\n\n' % number for number in range(20)]
+ENDING = [b'data: {"id":"a","choices":[{"index":0,"text":"","finish_reason":"stop"}]}\n\n', b"data: [DONE]\n\n"]
+EVENT_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+
+
+def chunked(*parts: bytes) -> list[bytes]:
+    return [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
+
+
+LAST = b"".join(chunked(*ENDING)) + b"0\r\n\r\n"
+STREAMS = {
+    "the end is cut everywhere": [EVENT_STREAM + b"transfer-encoding: chunked\r\n\r\n", *chunked(*EVENTS), *(bytes([byte]) for byte in LAST)],
+    "the last two bytes come late": [EVENT_STREAM + b"transfer-encoding: chunked\r\n\r\n", *chunked(*EVENTS), LAST[:-2], LAST[-2:]],
+    "a trailer": [EVENT_STREAM + b"transfer-encoding: chunked\r\n\r\n", *chunked(*EVENTS), LAST[:-2] + b"x-took: 1\r\n\r\n"],
+    "a length": [EVENT_STREAM + b"content-length: %d\r\n\r\n" % sum(map(len, EVENTS + ENDING)), *EVENTS, *ENDING],
+    "until the connection's end": [EVENT_STREAM + b"connection: close\r\n\r\n", *EVENTS, *ENDING, b""],
+    "an informational answer first": [b"HTTP/1.1 100 Continue\r\n\r\n", EVENT_STREAM + b"transfer-encoding: chunked\r\n\r\n", *chunked(*EVENTS), LAST],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_an_answer_ends_when_its_bytes_say_so_however_they_are_cut(name: str) -> None:
+    """Events are parsed some at a time; its end is never one of those that may wait."""
+
+    async def go() -> Seen:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"}")
+            for piece in STREAMS[name]:
+                if not piece:
+                    writer.close()
+                    return
+                writer.write(piece)
+                await asyncio.sleep(0.001)  # a read of its own
+            await reader.read()  # the connection stays open
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        client = HttpClient(Target("127.0.0.1", server.sockets[0].getsockname()[1]), timeout_s=20)
+        try:
+            return await client.ask(asked(0), PATH)
+        finally:
+            client.close()
+            server.close()
+
+    found = uvloop.run(go())
+    assert (found.error_code, found.finish_reason, found.clock_complete) == (None, "stop", True)
+    assert found.chunks is not None and found.chunks.events == 20
+    assert found.chunks.coalesced < 20, "each has the time of its own read"
+
+
 def test_what_is_not_http_is_said_so() -> None:
     def answer(connection: socket.socket, number: int) -> None:
         connection.recv(65536)

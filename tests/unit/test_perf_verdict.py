@@ -446,8 +446,8 @@ def rollouts(*swaps: tuple[str, str]) -> list[Event]:
     """A journal of (verb, last state)."""
     found = []
     for number, (verb, state) in enumerate(swaps):
-        for at, (name, text) in enumerate((("VERIFYING", f"{verb} toy /packages/{number} (uid 0)"), (state, "the end"))):
-            data = {"rollout": number, "alias": "toy", "state": name, "text": text}
+        for at, name in enumerate(("STAGING", state)):
+            data = {"rollout": number, "alias": "toy", "verb": verb, "state": name, "text": "as it went"}
             found.append(Event(event=FLEET_ROLLOUT, t=number * 10 + at, data=data))
     return found
 
