@@ -140,6 +140,7 @@ def test_degrading_touches_new_jobs_only() -> None:
     driver.command(wire.SetPingPong, allowed=False)
     assert driver.engine.report(driver.now).inflight == 2, "what was submitted drains"
     driver.until(lambda: driver.engine.report(driver.now).inflight < 2)
+    assert not any(one.ended for one in told), "not only because there is nothing more to send"
     while not all(one.ended for one in told):
         assert driver.step() and driver.engine.report(driver.now).inflight <= 1, "new jobs go one at a time"
     assert [one.finish for one in told] == ["length", "length"]
