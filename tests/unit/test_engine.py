@@ -941,3 +941,23 @@ def test_a_board_whose_last_job_has_not_ended_takes_no_other_model() -> None:
     scheduler_free.buffers.give_back(900)
     driver.load()
     driver.until(lambda: driver.state == "READY")
+
+
+@pytest.mark.parametrize("jump_ns", [3_600 * S, 5 * S, -200 * MS], ids=["an hour on", "seconds on", "back"])
+def test_a_clock_that_jumps_ends_who_is_late_and_disturbs_nobody_else(jump_ns: int) -> None:
+    """CLOCK_MONOTONIC does neither; a suspended machine, or a virtual one that was moved, looks so."""
+    driver = Driver(scheduler=a_scheduler(executor={"max_inflight": 1})).ready()
+    told = [driver.submit(number, max_new_tokens=20, deadline_ns=driver.now + 1_000 * S) for number in (1, 2, 3)]
+    waits = [driver.submit(number, max_new_tokens=4, deadline_ns=driver.now + 10_000 * S) for number in range(4, 9)]
+    driver.until(lambda: told[0].pieces)
+    driver.run(60 * MS)
+    driver.now += jump_ns
+    driver.feed(events.TimeCame())
+    driver.until(lambda: all(one.ended for one in told + waits))
+    expected = ["deadline_exceeded"] * 3 if jump_ns > 1_000 * S else [None] * 3
+    assert [one.error for one in told] == expected and [one.error for one in waits] == [None] * 5
+    for number, one in enumerate(told + waits, 1):
+        whole = text_of([number, 2, 3], 20 if number <= 3 else 4)
+        assert whole.startswith(one.text) and (one.error or one.text == whole)
+    report = driver.engine.report(driver.now)
+    assert (report.state, report.inflight, report.active, report.kv_tokens_reserved) == ("READY", 0, 0, 0) and not driver.board.leased
