@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -961,3 +962,29 @@ def test_a_clock_that_jumps_ends_who_is_late_and_disturbs_nobody_else(jump_ns: i
         assert whole.startswith(one.text) and (one.error or one.text == whole)
     report = driver.engine.report(driver.now)
     assert (report.state, report.inflight, report.active, report.kv_tokens_reserved) == ("READY", 0, 0, 0) and not driver.board.leased
+
+
+@pytest.mark.parametrize("fault", [Fault(status=OutputStatus.CCU_EXCEPTION), Fault(refuse=ReturnCode.DEVICE_BUSY)], ids=["ccu", "busy"])
+def test_a_step_that_was_held_back_when_everything_stopped_leaves_no_wake_up_behind(fault: Fault) -> None:
+    """A wake-up that has passed would be armed again and again: a busy loop until the board recovers."""
+    scheduler = a_scheduler((1, 2), executor={"max_inflight": 2, "busy_backoff_ms": 50}, batch={"batching_window_us": 20_000})
+    driver = Driver(a_manifest(lanes=2, profiles=(1, 2)), scheduler=scheduler).ready()
+    first = driver.submit(1, max_new_tokens=20)
+    driver.until(lambda: first.pieces)
+    driver.faults = once_at_prefill(driver, fault)
+    driver.submit(2, [5] * 8)
+    for _ in range(40):  # each event asserts that the next wake-up is in the future
+        driver.run(1 * MS)
+        driver.feed(events.TimeCame())
+    if fault.refuse is None:
+        assert driver.state == "RECOVERING" and driver.engine.next_wakeup_ns() is None
+
+
+def once_at_prefill(driver: Driver, fault: Fault) -> Iterator[Fault | None]:
+    struck = False
+    while True:
+        assert driver.engine.serving is not None
+        entry = list(driver.engine.serving.inflight._jobs.values())[-1]
+        hit = not struck and entry.job.kind is JobKind.PREFILL
+        struck = struck or hit
+        yield fault if hit else None
