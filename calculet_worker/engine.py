@@ -159,6 +159,7 @@ class Engine:
             self._busy_until_ns = None
         serving, submitted = self.serving, False
         if serving is not None:
+            serving.hold_ns = None  # where jobs may start they say anew how long they wait
             serving.release_again(now_ns, out)
             while self.trial is not None and self.trial.stage_over:
                 self._advance_trial(serving, self.trial, now_ns, out)

@@ -382,7 +382,7 @@ class Driver:
         if logits is not None and fault.bad_row is not None:
             logits[fault.bad_row, 3] = np.nan
         if logits is not None and fault.failed_rows:
-            logits[list(fault.failed_rows)] = np.nan
+            logits[[row for row in fault.failed_rows if row < len(logits)]] = np.nan
         self.board.buffers += 1
         self.board.leased.add(self.board.buffers)
         timings = JobTimings(wait_ns=spent)

@@ -4,7 +4,8 @@ Deficit round robin, charged by device time: a class with credit may submit, wha
 has credit all are paid `weight` quanta as often as it takes. So a ready class always gets a turn (work conserving), and over time
 each gets its weight's share of the device, whatever a single job costs: neither a stream of long prompts nor of decode steps
 can starve the other, and no weights bring a ready class under `min_share`. Credit is never saved up while idle, and debt is never
-more than one job.
+more than one job. A class that becomes ready without debt is paid once at that moment, as in any deficit round robin: so a short
+prompt beside a stream of long ones waits for the job that runs and the turns before its own, not for the others' credit to end.
 
 A decode step costs about the same with few rows as with many. So where `short_prefill_fills_lanes` says so, decode is paid only for
 the part of a step that is full while short prompts wait: lanes fill first, and the more sequences run, the more a step counts.
@@ -41,7 +42,7 @@ QUANTUM_NS = 1 * MS
 class Arbiter:
     """Credits in nanoseconds of device time; `take` charges what a job is expected to cost, `settle` corrects it."""
 
-    __slots__ = ("_credit", "_fills", "_last", "_min_share", "_pay")
+    __slots__ = ("_credit", "_fills", "_last", "_min_share", "_pay", "_were_ready")
 
     def __init__(self, config: QueuesConfig) -> None:
         weights = (
@@ -51,13 +52,21 @@ class Arbiter:
         self._min_share, self._fills = config.min_share, config.short_prefill_fills_lanes
         self._credit = [0] * len(TURNS)
         self._last = Turn.LONG
+        self._were_ready: list[Turn] = []
+        """The classes that had something to submit at the last choice."""
 
     def choose(self, ready: Sequence[int]) -> Turn | None:
         """The class whose turn it is among those with `ready[turn]` above 0; the one that had the last turn comes last."""
         credit = self._credit
         turns = [turn for turn in TURNS if ready[turn]]
+        were_ready, self._were_ready = self._were_ready, turns
         if not turns:
             return None
+        if turns != were_ready and len(turns) > 1:
+            pay = self._pay_of(turns, ready)
+            for turn in turns:
+                if turn not in were_ready and credit[turn] == 0:
+                    credit[turn] = pay[turn]
         if not any(credit[turn] > 0 for turn in turns):
             self._pay_all(turns, self._pay_of(turns, ready))
         after = self._last + 1

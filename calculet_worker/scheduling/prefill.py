@@ -1,7 +1,8 @@
-"""Prompts on their way into KV: three queues by what is left of a prompt (scheduling §6).
+"""Prompts on their way into KV: three queues by a prompt's length (scheduling §6).
 
 A prompt is cut only where the artifact proves incremental prefill, and only at multiples of the proven granularity, counted from
-position 0. Without that proof a prompt is one job, however long, and only turns and quotas protect the others.
+position 0. The last part of a long prompt stays in its queue: among short ones it would go first, for it was there first, and on
+their turn. Without that proof a prompt is one job, however long, and only turns and quotas protect the others.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class PrefillQueues:
         """Sequences that are really there; the heaps may still hold ended ones."""
 
     def turn_of(self, seq: SequenceState) -> Turn:
-        """The queue for what is left of its prompt."""
-        left = seq.prompt_tokens - seq.kv_length
-        return Turn.SHORT if left <= self._short else Turn.MEDIUM if left <= self._medium else Turn.LONG
+        """The queue for prompts of its length, however much of it is in KV already."""
+        size = seq.prompt_tokens
+        return Turn.SHORT if size <= self._short else Turn.MEDIUM if size <= self._medium else Turn.LONG
 
     def push(self, seq: SequenceState) -> None:
         """A sequence is PREFILL_READY."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from builders_engine import VOCABULARY, Driver, Fault, Told, a_manifest, a_scheduler, reference
 
-from calculet_core import wire
+from calculet_core import history, wire
+from calculet_core.artifact import LANE_FAULT_ISOLATION, Proof
 from calculet_core.clock import MS, S
 from calculet_core.config import TenantConfig
 from calculet_core.history import check
@@ -23,10 +25,17 @@ FAULTS = (
 )  # fmt: skip
 
 
-class Storm:
-    """One random life of a board."""
+LANE_FAULTS = (
+    Fault(status=OutputStatus.CCU_EXCEPTION, failed_rows=(0,)), Fault(status=OutputStatus.CCU_EXCEPTION, failed_rows=(1,)),
+    Fault(status=OutputStatus.CCU_EXCEPTION, failed_rows=(0, 1)), Fault(bad_row=0),
+)  # fmt: skip
+"""Rows that a job does not have make it the whole job's fault."""
 
-    def __init__(self, seed: int, fault_share: float) -> None:
+
+class Storm:
+    """One random life of a board; with `isolated` its faults are mostly those of single lanes."""
+
+    def __init__(self, seed: int, fault_share: float, isolated: bool = False) -> None:
         self.rng = random.Random(seed)
         rng = self.rng
         lanes = rng.choice((1, 2, 4))
@@ -35,6 +44,10 @@ class Storm:
         executor = {"max_inflight": rng.choice((1, 2)), "busy_max_tries": 4, "job_timeout_min_ms": 50, "max_prefill_tokens_per_job": 8}
         batch = {"batching_window_us": rng.choice((0, 4_000))}
         manifest = a_manifest(lanes, sizes, cut=rng.choice((None, 4)))
+        self.kinds = FAULTS
+        if isolated:
+            proof = {**manifest.abilities, LANE_FAULT_ISOLATION: Proof("C0", "the toy board's own tests")}
+            manifest, self.kinds = msgspec.structs.replace(manifest, abilities=proof), FAULTS + 4 * LANE_FAULTS
         self.driver = Driver(manifest, scheduler=a_scheduler(sizes, admission=admission, executor=executor, batch=batch), tenants=TENANTS)
         self.driver.ready()
         self.driver.faults = self.faults(fault_share)
@@ -43,7 +56,7 @@ class Storm:
 
     def faults(self, share: float) -> Iterator[Fault | None]:
         while True:
-            yield self.rng.choice(FAULTS) if self.rng.random() < share else None
+            yield self.rng.choice(self.kinds) if self.rng.random() < share else None
 
     def run(self, steps: int) -> None:
         for number in range(1, steps + 1):
@@ -120,6 +133,24 @@ def test_a_storm_with_faults(seed: int) -> None:
     storm = Storm(1_000 + seed, 0.04)
     storm.run(60)
     storm.judge()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_storm_of_faults_of_single_lanes(seed: int) -> None:
+    storm = Storm(2_000 + seed, 0.08, isolated=True)
+    storm.run(60)
+    storm.judge()
+
+
+def test_the_storms_of_single_lanes_lose_lanes_of_boards_that_serve_on() -> None:
+    alone = 0
+    for seed in range(8):
+        storm = Storm(2_000 + seed, 0.08, isolated=True)
+        storm.run(60)
+        names = [(event.event, event.data.get("state")) for event in storm.driver.records]
+        for place, (name, _) in enumerate(names):
+            alone += name == history.BOARD_LANE_LOST and (history.BOARD_GENERATION, "RECOVERING") not in names[max(0, place - 8) : place + 8]
+    assert alone > 5
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -118,3 +118,47 @@ def test_a_flood_of_short_prompts_leaves_decode_its_least_share() -> None:
     config = QueuesConfig(short_prefill_fills_lanes=True, min_share=0.1, decode_weight=1, short_prefill_weight=8)
     spent = serve(Arbiter(config), [1, 1_000, 0, 0], dict.fromkeys(TURNS, 10 * MS), 5_000)
     assert spent[Turn.DECODE] / sum(spent.values()) >= 0.09
+
+
+def test_debt_is_one_job_even_where_two_went_out_on_one_credit() -> None:
+    """Two in flight, neither measured: together they cost two jobs, and the class owes one."""
+    arbiter = Arbiter(QueuesConfig())
+    for _ in range(2):
+        assert arbiter.choose([1, 0, 0, 0]) is Turn.DECODE
+        arbiter.take(Turn.DECODE, 0)
+    for _ in range(2):
+        arbiter.settle(Turn.DECODE, 0, 100 * MS)
+    cost = {**dict.fromkeys(TURNS, 10 * MS), Turn.DECODE: 1 * MS}
+    assert arbiter._credit[Turn.DECODE] == -100 * MS
+    served = serve(arbiter, [1, 1, 0, 0], cost, 8)
+    assert served[Turn.DECODE], "100 ms of debt at 8 of 12 are paid off beside 50 ms of the others"
+
+
+def test_who_becomes_ready_without_debt_waits_for_the_job_that_runs_and_the_turns_before_its_own() -> None:
+    """A short prompt comes while long prompts and decode steps go on: not until their credit is spent."""
+    cost = {**dict.fromkeys(TURNS, 15 * MS), Turn.LONG: 200 * MS, Turn.SHORT: 1 * MS}
+    arbiter = Arbiter(QueuesConfig())
+    for start in range(40):
+        serve(arbiter, [1, 0, 0, 1], cost, 7 + start)
+        before = []
+        while (turn := arbiter.choose([1, 1, 0, 1])) is not Turn.SHORT:
+            assert turn is not None
+            before.append(turn)
+            arbiter.take(turn, cost[turn])
+            arbiter.settle(turn, cost[turn], cost[turn])
+        assert before.count(Turn.LONG) <= 1 and len(before) <= 2, before
+        arbiter.take(Turn.SHORT, cost[Turn.SHORT])
+        arbiter.settle(Turn.SHORT, cost[Turn.SHORT], cost[Turn.SHORT])
+
+
+def test_coming_and_going_earns_no_more_than_staying() -> None:
+    """A class that is ready for one job at a time, again and again, gets no larger share of the device than its weight's and one turn."""
+    cost = {**dict.fromkeys(TURNS, 15 * MS), Turn.SHORT: 100 * MS}
+    arbiter, spent = Arbiter(QueuesConfig()), dict.fromkeys(TURNS, 0)
+    for number in range(6_000):
+        turn = arbiter.choose([1, number % 2, 0, 0])
+        assert turn is not None
+        arbiter.take(turn, cost[turn])
+        arbiter.settle(turn, cost[turn], cost[turn])
+        spent[turn] += cost[turn]
+    assert spent[Turn.SHORT] / sum(spent.values()) < 4 / 12 + 0.03

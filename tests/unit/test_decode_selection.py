@@ -248,3 +248,18 @@ def test_a_full_lane_takes_no_further_step() -> None:
     kv.commit(lane)
     with pytest.raises(ValueError):
         bind(Choice(a_profile(1), [ready(7, hardware_lane=0, kv_length=4)]), kv, InputArrays(1))
+
+
+@pytest.mark.parametrize(("rows", "share", "most"), [(4, 0.3, 1), (16, 0.5, 8), (8, 0.4, 3), (8, 1.0, 8), (3, 0.5, 1)])
+def test_a_share_of_lanes_is_rounded_down(rows: int, share: float, most: int) -> None:
+    ready = [a_sequence(number, tenant="a" if number < 20 else f"other{number}") for number in range(40)]
+    for policy in POLICIES.values():
+        chosen = policy(ready, rows, share)
+        assert len(chosen) == rows and sum(seq.tenant == "a" for seq in chosen) == most
+
+
+def test_a_tenant_whose_requests_all_ask_for_short_deadlines_gains_no_lane() -> None:
+    hurried = [a_sequence(number, tenant="hurried", asked=True, deadline_ns=5 * S) for number in range(16)]
+    patient = [a_sequence(100 + number, tenant="patient") for number in range(16)]
+    for policy in POLICIES.values():
+        assert sum(seq.tenant == "hurried" for seq in policy(hurried + patient, 16, 0.5)) == 8

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from builders_engine import EOS, VOCABULARY, Driver, Fault, Told, a_manifest, a_package, a_scheduler, next_token, reference, text_of
@@ -908,3 +911,117 @@ def test_what_is_ready_and_finds_no_output_buffer_waits_asleep_and_is_shown() ->
     driver.feed(events.TimeCame())
     driver.until(lambda: told.ended)
     assert told.text == text_of([1, 2, 3], 4) and driver.engine.gauges(driver.now).buffer_wait_s == 0
+
+
+# ------------------------------------------------------------------------------------------------ what nothing else would notice
+def test_a_cancelled_request_leaves_nothing_to_say_behind() -> None:
+    driver = Driver().ready()
+    told = driver.submit(1, max_new_tokens=30)
+    driver.until(lambda: told.pieces)
+    driver.until(lambda: driver.engine.report(driver.now).inflight == 1)
+    said = len(told.pieces)
+    driver.cancel(1)
+    driver.run(2 * S)
+    assert driver.engine.serving is not None
+    assert len(told.pieces) == said and not driver.engine.serving.answers._by_seq
+
+
+def test_who_joins_late_takes_turns_from_then_on_and_catches_nothing_up() -> None:
+    driver = Driver(a_manifest(lanes=2, profiles=(1,)), scheduler=a_scheduler((1,))).ready()
+    first = driver.submit(1, max_new_tokens=55)
+    driver.until(lambda: sum(piece.tokens for piece in first.pieces) == 25)
+    second = driver.submit(2, max_new_tokens=55)
+    driver.until(lambda: sum(piece.tokens for piece in second.pieces) == 11)
+    assert 8 <= sum(piece.tokens for piece in first.pieces) - 25 <= 13, "one row, and two that go by turns"
+
+
+def test_a_class_is_charged_what_its_jobs_took_on_the_device() -> None:
+    """Prompts that take twenty times what their tokens promised are no reason to let decode wait for them any longer."""
+    driver = Driver(a_manifest(lanes=4, profiles=(1, 4)), scheduler=a_scheduler((1, 4))).ready()
+    running = driver.submit(1, max_new_tokens=55)
+    driver.until(lambda: running.pieces)
+    driver.board.token_ns = 20 * MS
+    start, number = driver.now, 1
+    others = list[Any]()
+    while driver.now < start + 4 * S and not running.ended:
+        others = [told for told in others if not told.ended]
+        while len(others) < 3:
+            number += 1
+            others.append(driver.submit(number, [number % 50, 2, 3], 1))
+        driver.step()
+    jobs = [event.data for event in driver.events_of(history.BOARD_JOB) if event.t > start]
+    spent = Counter[str]()
+    for job in jobs:
+        spent[job["queue"]] += job["ns"]
+    assert 1.4 < spent["decode"] / spent["short"] < 2.7, "8 to 4, in device time"
+
+
+def test_only_who_had_to_wait_for_a_lane_counts_for_the_rate_at_which_the_queue_drains() -> None:
+    driver = one_lane()
+    told = [driver.submit(number, max_new_tokens=2) for number in range(1, 12)]
+    driver.until(lambda: all(one.ended for one in told))
+    queued = [event.data["queued"] for event in driver.events_of(history.ATTEMPT_ADMITTED)]
+    assert queued == [False] + [True] * 10 and driver.engine.serving is not None
+    assert driver.engine.serving.drain_rate.wait_s(10, driver.now) is not None, "ten left the queue: that is a rate"
+
+
+def test_a_board_whose_last_job_has_not_ended_takes_no_other_model() -> None:
+    driver = Driver().ready()
+    driver.faults = iter([Fault(refuse=ReturnCode.INVALID_SHAPE)])
+    scheduler_free = driver.engine.serving
+    assert scheduler_free is not None
+    told = driver.submit(1)
+    driver.until(lambda: told.ended and driver.state == "FAILED")
+    scheduler_free.buffers.lease(900)
+    scheduler_free.buffers.quarantine(900)
+    driver.load()
+    assert "has not ended" in (driver.engine.report(driver.now).command_error or "") and driver.state == "FAILED"
+    scheduler_free.buffers.give_back(900)
+    driver.load()
+    driver.until(lambda: driver.state == "READY")
+
+
+@pytest.mark.parametrize("jump_ns", [3_600 * S, 5 * S, -200 * MS], ids=["an hour on", "seconds on", "back"])
+def test_a_clock_that_jumps_ends_who_is_late_and_disturbs_nobody_else(jump_ns: int) -> None:
+    """CLOCK_MONOTONIC does neither; a suspended machine, or a virtual one that was moved, looks so."""
+    driver = Driver(scheduler=a_scheduler(executor={"max_inflight": 1})).ready()
+    told = [driver.submit(number, max_new_tokens=20, deadline_ns=driver.now + 1_000 * S) for number in (1, 2, 3)]
+    waits = [driver.submit(number, max_new_tokens=4, deadline_ns=driver.now + 10_000 * S) for number in range(4, 9)]
+    driver.until(lambda: told[0].pieces)
+    driver.run(60 * MS)
+    driver.now += jump_ns
+    driver.feed(events.TimeCame())
+    driver.until(lambda: all(one.ended for one in told + waits))
+    expected = ["deadline_exceeded"] * 3 if jump_ns > 1_000 * S else [None] * 3
+    assert [one.error for one in told] == expected and [one.error for one in waits] == [None] * 5
+    for number, one in enumerate(told + waits, 1):
+        whole = text_of([number, 2, 3], 20 if number <= 3 else 4)
+        assert whole.startswith(one.text) and (one.error or one.text == whole)
+    report = driver.engine.report(driver.now)
+    assert (report.state, report.inflight, report.active, report.kv_tokens_reserved) == ("READY", 0, 0, 0) and not driver.board.leased
+
+
+@pytest.mark.parametrize("fault", [Fault(status=OutputStatus.CCU_EXCEPTION), Fault(refuse=ReturnCode.DEVICE_BUSY)], ids=["ccu", "busy"])
+def test_a_step_that_was_held_back_when_everything_stopped_leaves_no_wake_up_behind(fault: Fault) -> None:
+    """A wake-up that has passed would be armed again and again: a busy loop until the board recovers."""
+    scheduler = a_scheduler((1, 2), executor={"max_inflight": 2, "busy_backoff_ms": 50}, batch={"batching_window_us": 20_000})
+    driver = Driver(a_manifest(lanes=2, profiles=(1, 2)), scheduler=scheduler).ready()
+    first = driver.submit(1, max_new_tokens=20)
+    driver.until(lambda: first.pieces)
+    driver.faults = once_at_prefill(driver, fault)
+    driver.submit(2, [5] * 8)
+    for _ in range(40):  # each event asserts that the next wake-up is in the future
+        driver.run(1 * MS)
+        driver.feed(events.TimeCame())
+    if fault.refuse is None:
+        assert driver.state == "RECOVERING" and driver.engine.next_wakeup_ns() is None
+
+
+def once_at_prefill(driver: Driver, fault: Fault) -> Iterator[Fault | None]:
+    struck = False
+    while True:
+        assert driver.engine.serving is not None
+        entry = list(driver.engine.serving.inflight._jobs.values())[-1]
+        hit = not struck and entry.job.kind is JobKind.PREFILL
+        struck = struck or hit
+        yield fault if hit else None

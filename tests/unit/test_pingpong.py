@@ -138,8 +138,11 @@ def test_degrading_touches_new_jobs_only() -> None:
     told = [driver.submit(number, max_new_tokens=10) for number in (1, 2)]
     driver.until(lambda: driver.engine.report(driver.now).inflight == 2)
     driver.command(wire.SetPingPong, allowed=False)
-    assert driver.engine.report(driver.now).inflight == 2
-    driver.until(lambda: all(one.ended for one in told))
+    assert driver.engine.report(driver.now).inflight == 2, "what was submitted drains"
+    driver.until(lambda: driver.engine.report(driver.now).inflight < 2)
+    assert not any(one.ended for one in told), "not only because there is nothing more to send"
+    while not all(one.ended for one in told):
+        assert driver.step() and driver.engine.report(driver.now).inflight <= 1, "new jobs go one at a time"
     assert [one.finish for one in told] == ["length", "length"]
     assert max(event.data["rows"] for event in driver.events_of(history.BOARD_JOB)) == 1
 

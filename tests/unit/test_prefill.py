@@ -20,10 +20,10 @@ def ready(number: int, prompt: int, finish: float = 0.0, done: int = 0) -> Seque
     ("prompt", "done", "turn"),
     [
         (1, 0, Turn.SHORT), (512, 0, Turn.SHORT), (513, 0, Turn.MEDIUM), (4_096, 0, Turn.MEDIUM), (4_097, 0, Turn.LONG),
-        (40_960, 0, Turn.LONG), (40_960, 36_864, Turn.MEDIUM), (40_960, 40_448, Turn.SHORT),
+        (40_960, 0, Turn.LONG), (40_960, 36_864, Turn.LONG), (40_960, 40_448, Turn.LONG), (4_096, 4_000, Turn.MEDIUM),
     ],
 )  # fmt: skip
-def test_what_is_left_of_a_prompt_decides_its_queue(prompt: int, done: int, turn: Turn) -> None:
+def test_a_prompts_length_decides_its_queue_until_its_last_part(prompt: int, done: int, turn: Turn) -> None:
     assert PrefillQueues(QueuesConfig(), None).turn_of(ready(1, prompt, done=done)) is turn
 
 
