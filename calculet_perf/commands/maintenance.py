@@ -133,6 +133,9 @@ async def _main(
         if not others and not allow_downtime:
             message = f"no board but {line.board} serves: nobody would be answered"
             raise WindowError(Exit.INVALID, message, "--allow-downtime accepts that")
+        if before.resets_left == 0:
+            message = f"{line.board} has no reset left in its budget: once set aside it could not be brought back"
+            raise WindowError(Exit.INVALID, message, "wait until one is allowed again: `calculet status` tells how many are left")
         if dry_run:
             return Exit.PASS
         if not yes and not click.confirm("Open the window?", err=True):

@@ -20,8 +20,10 @@ PASS, CORRECTNESS, INVALID, INFRASTRUCTURE = 0, 1, 2, 3
 def fleet(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("maintenance")
     package = packages.get("sim-batch", "--step-ms", "1")
-    recall = {"probation_s": 0.5}
-    with Fleet(folder / "fleet", package, packages.key.with_suffix(".pub"), boards=2, recall=recall) as fleet:
+    scheduler = {"schema": "calculet-scheduler/v1", "model_alias": "toy", "recovery": {"max_resets_per_10min": 4}}
+    (folder / "scheduler.yaml").write_text(json.dumps(scheduler))
+    settings = {"recall": {"probation_s": 0.5}, "model": {"scheduler": str(folder / "scheduler.yaml")}}
+    with Fleet(folder / "fleet", package, packages.key.with_suffix(".pub"), boards=2, **settings) as fleet:
         yield fleet
 
 
@@ -83,6 +85,18 @@ def test_what_nobody_allowed_is_not_begun(fleet: Fleet, tmp_path: Path) -> None:
     assert seen.returncode == PASS
     assert "1 other boards serve" in seen.stderr and "on the word of ticket 7" in seen.stderr
     assert not log.exists(), "nothing was done and nothing is written"
+
+
+def test_a_board_that_could_not_be_reset_again_is_not_set_aside(fleet: Fleet, tmp_path: Path) -> None:
+    log = tmp_path / "maintenance.jsonl"
+    left = fleet.status()["boards"][0]["resets_left"]  # type: ignore[index]
+    for _ in range(left):
+        assert window(fleet, log, "--yes").returncode == PASS
+    written = log.read_bytes() if left else b""
+    done = window(fleet, log, "--yes")
+    assert (done.returncode, "no reset left in its budget" in done.stderr) == (INVALID, True), done.stderr
+    assert not left or log.read_bytes() == written
+    assert fleet.status()["boards"][0]["condemned"] is None  # type: ignore[index]
 
 
 def test_the_last_board_is_not_taken_from_its_users_by_accident(fleet: Fleet, tmp_path: Path) -> None:
