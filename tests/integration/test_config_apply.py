@@ -185,6 +185,7 @@ def test_what_was_committed_comes_about_whatever_is_killed(fleet: Fleet) -> None
     assert done.returncode == 0 and "version 2 is in force" in done.stdout, "nothing is left to watch"
 
 
+@pytest.mark.long
 def test_a_file_that_was_merely_edited_moves_nobody(fleet: Fleet) -> None:
     edit(fleet, recovery={"max_resets_per_10min": 3})
     before = fleet.pids()
