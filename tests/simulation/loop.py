@@ -183,7 +183,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         for task in tasks:
             work: Any = task.get_coro()
             for _ in range(CLOSING_TRIES):
-                with suppress(Exception):
+                with suppress(BaseException):
                     if not task.done():
                         work.close()
                     break
