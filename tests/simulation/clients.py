@@ -181,6 +181,11 @@ class Client:
         if said.status in (429, 503):
             self._again((said.retry_after_s or 1.0) * 1.1)
 
+    def forget(self, connection: Accepted) -> None:
+        """Both sides have closed it: a day has many clients, and nobody asks for that any more."""
+        if self.connection is connection and self.outcome is not None:
+            self.connection = self.reading = None
+
     def cut_off(self) -> None:
         """The router has closed the connection."""
         if self.router is not None:

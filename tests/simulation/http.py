@@ -156,6 +156,7 @@ class Accepted:
         if not self.closed:
             self.closed = True
             self._protocol.connection_lost(None)
+            self.client.forget(self)
 
     # ---------------------------------------------------------------- of asyncio
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:

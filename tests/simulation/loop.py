@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -180,15 +181,21 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def end(self) -> None:
         """The process is gone. A coroutine that wants to wait while it is closed is closed again, and does not get further."""
         tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            work: Any = task.get_coro()
-            for _ in range(CLOSING_TRIES):
-                with suppress(Exception):
-                    if not task.done():
-                        work.close()
-                    break
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a task that has not begun never awaits what it was given
+            for task in tasks:
+                self._close(task)
         self.readers.clear()
         self.signals.clear()
+
+    @staticmethod
+    def _close(task: asyncio.Task[Any]) -> None:
+        work: Any = task.get_coro()
+        for _ in range(CLOSING_TRIES):
+            with suppress(BaseException):
+                if not task.done():
+                    work.close()
+                return
 
 
 class entered:

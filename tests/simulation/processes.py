@@ -128,7 +128,7 @@ class Process:
         """For the keeper's use: memory and timers are gone."""
         if not self.alive:
             return
-        self.alive = False
+        self.alive = self.crashes = False
         self._deferred.clear()
         with entered(self.loop):
             self.loop.end()

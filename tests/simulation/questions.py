@@ -84,6 +84,9 @@ class Question:
             self._router.connections.pop(self, None)
             self._router.later(0, self._connection.hang_up)
 
+    def forget(self, connection: Accepted) -> None:
+        """It is dropped as a whole."""
+
     def cut_off(self) -> None:
         """The router has closed the connection."""
         self.outcome = self.outcome or "cut off"

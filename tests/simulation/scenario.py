@@ -9,6 +9,8 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from calculet_core.config import (
     AdmissionConfig,
     BatchConfig,
@@ -252,6 +254,7 @@ def day(seed: int, hours: float = 24.0, boards: int = 4, per_s: float = 1.0) -> 
     settings = replace(
         settings, router_tick_s=0.5, supervisor_tick_s=1.0, housekeeping_s=0.8, idle_tick_s=60.0, check_every=256,
         supervision=SupervisionConfig(heartbeat_ms=2_000, heartbeat_timeout_ms=10_000),
+        router=structs.replace(settings.router, lease_interval_ms=2_500, worker_silence_ms=8_000),
     )  # fmt: skip
     traffic = Traffic(per_s=per_s, burst_every_s=900.0, burst_size=40, disconnects=0.03)
     return Scenario(
