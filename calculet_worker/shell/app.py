@@ -220,8 +220,8 @@ class Worker:
             self._handled_ns = time.monotonic_ns()
 
     def _rehearse(self, asked_ns: int) -> None:
-        """A step should end soon: run a tick on scratch data, unless something real has just warmed the processor, or is due. If this is
-        heard late it waited for a busy processor, which is not cold: the tick would only make the end of the step wait."""
+        """A step should end soon: run a tick on scratch data, unless something real has just warmed the processor, or is due.
+        If it is heard late it waited for a busy processor, which is not cold: the tick would only make the step's end wait."""
         now_ns = time.monotonic_ns()
         warm = now_ns - self._handled_ns <= WARM_FOR_NS or now_ns - asked_ns > HEARD_LATE_NS
         if self._rehearsal is not None and not self._events and not warm:
