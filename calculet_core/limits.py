@@ -62,7 +62,8 @@ class Limits(Protocol):
         ...
 
     def total(self, tenant: str) -> int:
-        """What all holders have taken; at once out of date where there are others."""
+        """What all holders have taken. Where there are others it is at once out of date, and may count twice what one gives back
+        while another takes it; `take` never does."""
         ...
 
     def take_rate(self, tenant: str, rate: Rate, now_ns: int) -> bool:

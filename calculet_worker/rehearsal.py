@@ -56,7 +56,7 @@ class Rehearsal:
         while self._job is not None:  # golden and warm-up
             self._complete(now_ns)
         self._fill(now_ns)
-        while self._job is None or self._job.kind is JobKind.PREFILL:
+        while self._job is None or self._job.kind is JobKind.PREFILL or len(self._job.token_ids) < self.lanes:
             self._complete(now_ns)
 
     def tick(self, now_ns: int) -> None:

@@ -96,6 +96,8 @@ STALL_NS = 1 * S
 """Between two rounds of it: longer, and this process did not run."""
 GC_THRESHOLDS = (20_000, 20, 100)
 """Young objects before they are looked through: the default, 700, does that every few steps, on the way to the next job."""
+HEARD_LATE_NS = MS // 4
+"""Between the device thread's word and the loop's ear."""
 WARM_FOR_NS = 1 * MS
 """After an event was handled the processor counts as warm for so long."""
 MIN_REPORT_GAP_S = 0.02
@@ -171,7 +173,7 @@ class Worker:
         executor = SynchronousExecutor if self._board.synchronous else Executor
         self._executor = executor(
             self._device, lambda event: loop.call_soon_threadsafe(self._handle, event),
-            lambda: loop.call_soon_threadsafe(self._rehearse),
+            lambda: loop.call_soon_threadsafe(self._rehearse, time.monotonic_ns()),
         )  # fmt: skip
         self._data: Link = self._bind(context, heard)
         self._engine.endpoint = self._data.endpoint
@@ -249,10 +251,12 @@ class Worker:
             self._handling = False
             self._handled_ns = time.monotonic_ns()
 
-    def _rehearse(self) -> None:
-        """A step should end soon: run a tick on scratch data, unless something real has just warmed the processor, or is due."""
+    def _rehearse(self, asked_ns: int) -> None:
+        """A step should end soon: run a tick on scratch data, unless something real has just warmed the processor, or is due.
+        If it is heard late it waited for a busy processor, which is not cold: the tick would only make the step's end wait."""
         now_ns = time.monotonic_ns()
-        if self._rehearsal is not None and not self._events and now_ns - self._handled_ns > WARM_FOR_NS:
+        warm = now_ns - self._handled_ns <= WARM_FOR_NS or now_ns - asked_ns > HEARD_LATE_NS
+        if self._rehearsal is not None and not self._events and not warm:
             self._rehearsal.tick(now_ns)
 
     def _perform(self, action: Action) -> None:
