@@ -143,7 +143,7 @@ def a_question_gets_anothers_answer(patch: Patch) -> None:
     patch.setattr(Lookups, "_answered", bug)
 
 
-@mutant("liveness", provoke=provoked(1, traffic=CURIOUS, kill_worker=3))
+@mutant("liveness", provoke=provoked(3, traffic=CURIOUS, kill_worker=8))
 def a_dead_workers_questions_are_forgotten(patch: Patch) -> None:
     handle = Lookups.handle
 

@@ -360,15 +360,17 @@ def test_fair_shares_are_told_from_unfair_ones() -> None:
     assert found[:3] == [None] * 3 and found[-1] is not None and "default and gold" in found[-1]
 
 
-def test_tenants_limits_are_counted_for_each_router() -> None:
+def test_tenants_limits_are_counted_for_all_routers_together() -> None:
     limits = TenantLimits([TenantConfig("few", max_active=2), TenantConfig("slow", requests_per_s=0.5)])
-    assert [limits.accepted(router, "few", S, True) for router in (1, 1, 2)] == [None] * 3
-    assert "3 requests of few" in (limits.accepted(1, "few", S, False) or "")
+    both = (1, 2)
+    assert [limits.accepted(router, "few", S, True, both) for router in both] == [None] * 2
+    assert "3 requests of few" in (limits.accepted(1, "few", S, False, both) or "")
+    assert limits.accepted(3, "few", S, True, (3,)) is None, "what dead routers had let in is nobody's any more"
     limits.ended(1, "few")
     limits.ended(1, "few")
-    assert limits.accepted(1, "few", S, True) is None
-    assert [limits.accepted(1, "slow", at * S, True) for at in (1, 3, 5)] == [None] * 3
-    assert "calls of slow" in (limits.accepted(1, "slow", 6 * S, True) or "")
+    assert limits.accepted(1, "few", S, True, both) is None
+    assert [limits.accepted(router, "slow", at * S, True, both) for router, at in ((1, 1), (2, 3), (1, 5))] == [None] * 3
+    assert "calls of slow" in (limits.accepted(2, "slow", 6 * S, True, both) or "")
 
 
 def test_a_tenant_that_does_not_wait_is_owed_nothing() -> None:
