@@ -31,11 +31,12 @@ packages: engine  ## model packages for the boards, signed with a development ke
 test: $(VENV)/.dev packages  ## everything that CI runs: the two laws, style, types, and all tests but the long searches
 	@.ci/setup tools "$(PYTHON)" "$(VENV)"
 	@$(MAKE) --no-print-directory check
-	$(BIN)/python -m pytest -q -m "not long"
+	$(BIN)/python -m pytest -q -m "not long" -n $(JOBS) --dist loadfile
 
 test-long: $(VENV)/.dev packages  ## the long searches
 	$(BIN)/python -m pytest -m long
 
+JOBS     ?= 2
 SIMULATE := PYTHONPATH=tests $(BIN)/python -m simulation
 HOURS    ?= 24
 BOARDS   ?= 4

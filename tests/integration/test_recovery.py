@@ -101,7 +101,7 @@ def test_when_half_the_boards_go_bad_at_once_everything_automatic_stops_until_an
     assert (fleet.status() or {})["breaker"] is None
     assert "automatic action goes on" in fleet.cli("breaker").stdout
     shown = fleet.cli("events").stdout
-    assert "boards went bad within 600 s" in shown and "fault: ccu_exception" in shown and "verb=reset" in shown
+    assert "boards went bad within 600 s" in shown and "fault: ccu_exception" in shown and "reset by uid" in shown
 
 
 def test_the_story_of_a_request_that_a_fault_hit_has_the_fault_in_it(fleet: Fleet) -> None:
