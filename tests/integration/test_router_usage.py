@@ -102,8 +102,9 @@ def test_tokens_of_a_killed_routers_open_requests_are_recovered_and_shown(tmp_pa
             next(stream)
         journal = fleet.folder / "log" / "router.jsonl"
         wait_until(lambda: journal.read_bytes().count(b'"request.accepted"') == 2, "the router's journal is flushed")
-        fleet.kill("router")
         folder = fleet.folder / "state" / "usage"
+        wait_until(lambda: len(list(read_usage(folder))) == 1, "the ended request's record is on disk")
+        fleet.kill("router")
         wait_until(lambda: len(list(read_usage(folder))) == 2, "the open request's record")
         short, lost = read_usage(folder)
         assert (short.outcome, short.generated_tokens, short.recovered) == ("completed", 4, False)
