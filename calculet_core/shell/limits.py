@@ -50,20 +50,66 @@ class LimitsUnavailable(OSError):
     """The file cannot be used; the message names it and says why."""
 
 
-def open_limits(path: Path, limited: Collection[str], grace_ns: int) -> SharedLimits | None:
-    """The ledger `path` for the tenants `limited`, and for those that get a limit later. None, and a warning, where it cannot be
-    used while nobody has a limit: a limit that comes later then holds for each process.
+def open_limits(path: Path, limited: Collection[str], grace_ns: int) -> SharedLimits | LimitsLater:
+    """The ledger `path` for the tenants `limited`, and for those that get a limit later. While nobody has one there is no file.
 
     Raises:
         LimitsUnavailable: it cannot be used, and somebody has a limit.
     """
-    try:
-        return SharedLimits(path, limited, grace_ns)
-    except LimitsUnavailable as error:
-        if limited:
-            raise
-        log.warning("tenants' limits would hold for each process alone: %s", error)
-        return None
+    return SharedLimits(path, limited, grace_ns) if limited else LimitsLater(path, grace_ns)
+
+
+class LimitsLater:
+    """The ledger `path`, opened when the first limit asks for it. Where it cannot be opened then, who has the limit is refused."""
+
+    def __init__(self, path: Path, grace_ns: int) -> None:
+        self._path, self._grace_ns = path, grace_ns
+        self._ledger: SharedLimits | None = None
+        self._said = ""
+
+    def _opened(self) -> SharedLimits | None:
+        if self._ledger is None:
+            try:
+                self._ledger = SharedLimits(self._path, (), self._grace_ns)
+            except LimitsUnavailable as error:
+                if self._said != str(error):
+                    self._said = str(error)
+                    log.error("tenants with limits are refused: %s", error)
+        return self._ledger
+
+    def take(self, tenant: str, amount: int, limit: int) -> bool:
+        """See `Limits`."""
+        ledger = self._opened()
+        return ledger is not None and ledger.take(tenant, amount, limit)
+
+    def give(self, tenant: str, amount: int) -> None:
+        """See `Limits`."""
+        if self._ledger is None:
+            raise ValueError(f"tenant {tenant}: {amount} given back, nothing was taken")
+        self._ledger.give(tenant, amount)
+
+    def total(self, tenant: str) -> int:
+        """See `Limits`."""
+        return 0 if self._ledger is None else self._ledger.total(tenant)
+
+    def take_rate(self, tenant: str, rate: Rate, now_ns: int) -> bool:
+        """See `Limits`."""
+        ledger = self._opened()
+        return ledger is not None and ledger.take_rate(tenant, rate, now_ns)
+
+    def due_ns(self, tenant: str) -> int:
+        """See `Limits`."""
+        return NEVER_NS if self._ledger is None else self._ledger.due_ns(tenant)
+
+    def sweep(self) -> None:
+        """See `SharedLimits`."""
+        if self._ledger is not None:
+            self._ledger.sweep()
+
+    def close(self) -> None:
+        """See `SharedLimits`."""
+        if self._ledger is not None:
+            self._ledger.close()
 
 
 class SharedLimits:

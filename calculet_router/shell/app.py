@@ -166,8 +166,7 @@ class RouterApp:
         self._every(TICK_S, lambda: self.feed(events.TimePassed()))
         self._every(FLUSH_S, self._settle)
         self._every(LOOK_S, self._keys.look)
-        if self._limits is not None:
-            self._every(SECOND_S, self._limits.sweep)
+        self._every(SECOND_S, self._limits.sweep)
         if self._tls:
             self._every(TLS_LOOK_S, self._tls.look)
         self._every(REPORT_S, self._report)
@@ -283,8 +282,7 @@ class RouterApp:
         self._recovery.cancel()
         self.usage.close()
         self.journal.close()
-        if self._limits is not None:
-            self._limits.close()
+        self._limits.close()
         if self.spans is not None:
             self.spans.close()
 

@@ -125,7 +125,7 @@ def unload(alias: str, config: Path, yes: bool, detach: bool, as_json: bool) -> 
     _confirm(yes, f"{alias} will answer 503 until it is loaded again. Unload it?")
     answer = ask(fleet, "unload", alias=alias)
     for board in () if detach else answer["boards"]:
-        watch(fleet, board, "empty")
+        watch(fleet, board, "empty", without=alias)
     say(answer, as_json, f"{alias} is unloaded" if not detach else f"{alias} is being unloaded")
 
 

@@ -64,18 +64,21 @@ def wait(board: str, config: Path, goal: str, timeout_s: float | None, as_json: 
 
 
 def watch(
-    fleet: Fleet, board: str, goal: str, timeout_s: float | None = None, again: str | None = None, min_epoch: int = 0
-) -> Row:
+    fleet: Fleet, board: str, goal: str, timeout_s: float | None = None, again: str | None = None, min_epoch: int = 0,
+    without: str | None = None,
+) -> Row:  # fmt: skip
     """Follow a board until the goal, telling every change on stderr; its row then. A supervisor that restarts is waited for.
 
     `again` is the command that watches anew, told after Ctrl-C. `min_epoch`: only this life of the worker, or a later one, counts.
+    `without`: a board that does not hold this alias (another has its turn there) is as good as the goal.
     """
     again = again or f"calculet wait {board} --for {goal}"
     begun, told = time.monotonic(), ""
     try:
         while True:
             row = _row(fleet, board, AWAY_S if told else 0)
-            if GOALS[goal](row) and (row["epoch"] or 0) >= min_epoch:
+            elsewhere = without is not None and row["alias"] != without
+            if elsewhere or (GOALS[goal](row) and (row["epoch"] or 0) >= min_epoch):
                 return row
             words = progress(row)
             if words != told:

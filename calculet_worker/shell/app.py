@@ -210,8 +210,7 @@ class Worker:
             if not await loop.run_in_executor(None, self._executor.stop, STUCK_AFTER_S):
                 log.error("the device thread is stuck in the device; the process ends without it")
             self._journal.close()
-            if self._limits is not None:
-                self._limits.close()
+            self._limits.close()
             if self._tracer is not None:
                 self._tracer.close(time.monotonic_ns())
             if self._spans is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from builders_fleet import free_port
+from builders_fleet import free_port, until
 from builders_mock_server import MockServer, a_mock_server
 
 from calculet_perf.client.observation import Asked, Seen
@@ -59,6 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # ---------------------------------------------------------------- times
 def test_times_are_those_of_the_server(server: MockServer) -> None:
     found = one(server, asked(100, tokens=20, script={"counts": True}))
+    until(lambda: "r100" in server.sent(), "the server has written down what it did")
     writes = server.sent()["r100"]["writes"]
     clock = found.client
     assert found.clock_complete

@@ -137,7 +137,7 @@ def locks_are_free(fleet: StubFleet) -> None:
 # ---------------------------------------------------------------- kill -9 of each in turn, and the end
 def test_every_process_may_be_killed_and_the_end_leaves_nothing(fleet: StubFleet) -> None:
     fleet.start()
-    assert "toy at http://127.0.0.1" in until(lambda: (fleet.folder / "keeper.log").read_text(), "the line that says where")
+    until(lambda: "toy at http://127.0.0.1" in (fleet.folder / "keeper.log").read_text(), "the line that says where")
     first = {board: fleet.ready(board) for board in fleet.boards}
 
     at_ns, dead = time.monotonic_ns(), fleet.kill("worker", "board0")

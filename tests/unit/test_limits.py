@@ -17,7 +17,7 @@ import pytest
 from calculet_core.clock import MS, S
 from calculet_core.limits import Limits, LocalLimits, Rate
 from calculet_core.shell import limits as shared
-from calculet_core.shell.limits import LimitsUnavailable, SharedLimits
+from calculet_core.shell.limits import LimitsUnavailable, SharedLimits, open_limits
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -251,3 +251,21 @@ def test_a_tenant_that_gets_its_limit_later_shares_it_with_those_who_had_it_befo
     assert first.total("late") == second.total("late") == 3
     rate = Rate(1.0, 1.0)
     assert first.take_rate("late", rate, 10 * S) and not second.take_rate("late", rate, 10 * S)
+
+
+def test_a_ledger_that_nobody_needs_is_no_file_and_is_there_with_the_first_limit(tmp_path: Path) -> None:
+    first, second = (open_limits(tmp_path / "l", [], 0) for _ in range(2))
+    assert (first.total("late"), list(tmp_path.iterdir())) == (0, [])
+    first.sweep()
+    with pytest.raises(ValueError, match="nothing was taken"):
+        first.give("late", 1)
+    assert first.take("late", 2, 3) and not second.take("late", 2, 3) and second.take("late", 1, 3)
+    first.give("late", 2)
+    assert second.total("late") == 1
+    for ledger in (first, second):
+        ledger.close()
+
+
+def test_a_limit_whose_ledger_cannot_be_opened_refuses(tmp_path: Path) -> None:
+    ledger = open_limits(tmp_path / "no such folder" / "l", [], 0)
+    assert not ledger.take("late", 1, 3) and not ledger.take_rate("late", Rate(1.0, 1.0), 10 * S)
