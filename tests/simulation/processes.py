@@ -34,8 +34,9 @@ class Process:
         self.listeners: dict[str, Listener] = {}
         """Sockets that it has bound, by path."""
         self.inbound: list[Pipe] = []
-        self.watchers: list[Callable[[], None]] = []
-        """Told when it has ended: pidfds."""
+        self.lane = world.timeline.lane(f"{name} {pid}")
+        self.watchers: list[tuple[Process, Callable[[], None]]] = []
+        """Whose pidfds tell when it has ended, and what they call."""
         self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.rng = world.rng(f"{name} {pid}")
         self.on_keepers_death: Callable[[], None] | None = None
@@ -69,7 +70,7 @@ class Process:
 
     def later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
         """A timer."""
-        self.timeline.after(delay_ns, self.call, work, *args)
+        self.timeline.put(self.lane, delay_ns, self.call, (work, *args))
 
     def acted(self) -> None:
         """Between two actions: here a crash that was arranged for happens."""
