@@ -437,6 +437,9 @@ class Dispatcher:
             out.append(actions.Ignored("foreign", 1))
             return
         worker.heard_ns = now_ns
+        if worker.seq is None:
+            worker.seq = hello.seq  # requests go there from now on: a first tick that is lost must not look like none
+        hello = msgspec.structs.replace(hello, seq=None)
         if worker.hello != hello or worker.link is not LinkState.UP:
             worker.hello, worker.link = hello, LinkState.UP
             self.roster.changed()

@@ -399,7 +399,7 @@ class Worker:
             self._bad("unexpected", type(message).__name__)
 
     def _greet(self, peer: Peer) -> None:
-        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello()))])
+        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello(), peer.seq))])
 
     def _flush(self) -> None:
         """One tick for each router that something is there for."""
