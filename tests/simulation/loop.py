@@ -199,19 +199,3 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if not task.done():
                     work.close()
                 return
-
-
-class entered:
-    """This loop is the running one, also inside another's."""
-
-    __slots__ = ("_before", "_loop")
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def __enter__(self) -> None:
-        self._before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._loop)
-
-    def __exit__(self, *_: object) -> None:
-        asyncio._set_running_loop(self._before)

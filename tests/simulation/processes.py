@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from simulation.loop import VirtualLoop, entered
+from simulation.loop import VirtualLoop
 
 if TYPE_CHECKING:
     from simulation.transport import Listener, Pipe
     from simulation.world import World
-
-_running, _run_on = asyncio._get_running_loop, asyncio._set_running_loop
 
 
 class Crashed(SystemExit):
@@ -53,16 +50,23 @@ class Process:
         if self.stopped:
             self._deferred.append((work, args))
             return
-        before = _running()
-        _run_on(self.loop)
+        timeline, loop = self.timeline, self.loop
+        nested, before = not timeline.at_top, timeline.loop
+        timeline.at_top = False
+        if before is not loop:
+            timeline.enter(loop)
         try:
             work(*args)
         except Crashed:
             self.world.keeper.ended(self, signal=9)
         except Exception as error:
-            self.loop.call_exception_handler({"exception": error})
+            loop.call_exception_handler({"exception": error})
         finally:
-            _run_on(before)
+            if nested:
+                if timeline.loop is not before:
+                    timeline.enter(before)
+            else:
+                timeline.at_top = True
 
     def listens(self, factory: Callable[[], Any]) -> Any:
         """For clients' connections, each with a protocol of the factory's. Returns a server that can be closed."""
@@ -131,7 +135,9 @@ class Process:
             return
         self.alive = self.crashes = False
         self._deferred.clear()
-        with entered(self.loop):
-            self.loop.end()
+        before = self.timeline.loop
+        self.timeline.enter(self.loop)
+        self.loop.end()
+        self.timeline.enter(before)
         for path in list(self.listeners):
             self.world.listeners.pop(path, None)

@@ -9,6 +9,7 @@ and an error.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import heapq
 import random
@@ -50,6 +51,10 @@ class Timeline:
         self._order = self._place = 0
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._nobody = self.lane("world")
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The running one of asyncio. Telling asyncio costs more than most callbacks do, so it stays until another one runs."""
+        self.at_top = False
+        """Nothing of a process runs just now, and whoever is next need not put the loop back."""
 
     def lane(self, name: str) -> Lane:
         """Of somebody whose things keep their order."""
@@ -74,8 +79,21 @@ class Timeline:
             place = lane.place = max(lane.place, self._place) + 1 + (((now ^ lane.salt) * _MIX & _MASK) >> 40 & _PACES - 1)
         heapq.heappush(self._heap, (at, place, self._order, work, args))
 
+    def enter(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """From now on this loop is the running one."""
+        self.loop = loop
+        asyncio._set_running_loop(loop)
+
     def run_until(self, end_ns: int) -> None:
         """Let everything happen that is due by then."""
+        self.at_top = True
+        try:
+            self._run_until(end_ns)
+        finally:
+            self.at_top = False
+            self.enter(None)
+
+    def _run_until(self, end_ns: int) -> None:
         heap, pop = self._heap, heapq.heappop
         at_start, same = self.steps, 0
         steps, last = at_start, 0
