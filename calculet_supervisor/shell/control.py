@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 
 from calculet_core.shell.control_client import pack, unpacker
+from calculet_core.shell.doors import UnixServer, serve_unix
 
 CHUNK_BYTES = 65_536
 log = logging.getLogger("calculet.control")
@@ -42,7 +43,7 @@ class Refused(Exception):
 Verb = Callable[[Mapping[str, Any], Caller], Awaitable[dict[str, Any]]]
 
 
-async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[[], None] = lambda: None) -> asyncio.Server:
+async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[[], None] = lambda: None) -> UnixServer:
     """Answer requests on the socket, each by the verb it names; `on_bad` hears of connections that sent no request."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +63,7 @@ async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[
         finally:
             writer.close()
 
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(converse, str(path))
-    path.chmod(0o600)
-    return server
+    return await serve_unix(path, converse)
 
 
 async def _answer(verbs: Mapping[str, Verb], request: Any, caller: Caller) -> bytes:

@@ -22,6 +22,7 @@ from calculet_core.budgets import Backoff
 from calculet_core.clock import MS
 from calculet_core.errors import ExitCode
 from calculet_core.shell.control_client import pack, unpacker
+from calculet_core.shell.doors import serve_unix
 from calculet_core.shell.files import FileLock, LockHeld
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.stacks import DUMP
@@ -80,9 +81,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._asked_to_stop)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        path = self._fleet.keeper_socket
-        server = await asyncio.start_unix_server(self._converse, str(path))
-        path.chmod(0o600)
+        server = await serve_unix(self._fleet.keeper_socket, self._converse)
         self._forks.open()
         for name in SERVICES:
             self._start_service(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -192,6 +193,25 @@ def test_a_dead_keepers_sockets_are_removed_by_those_who_outlive_it(fleet: StubF
 
 
 # ---------------------------------------------------------------- workers that misbehave
+def test_a_run_folder_that_somebody_deleted_comes_back_and_the_fleet_is_managed_as_before(fleet: StubFleet) -> None:
+    fleet.start()
+    before = {board: fleet.ready(board) for board in fleet.boards}
+    sockets = set(fleet.run_folder())
+    shutil.rmtree(fleet.paths.run_dir)
+    until(lambda: set(fleet.run_folder()) >= sockets - {f"exit-{board}.json" for board in fleet.boards}, "every socket is back")
+    assert [fleet.ready(board)["pid"] for board in fleet.boards] == [before[board]["pid"] for board in fleet.boards]
+    assert fleet.paths.control_socket.stat().st_mode & 0o777 == 0o600
+
+    fleet.paths.keeper_socket.unlink()
+    supervisor = fleet.kill("supervisor")
+    until(lambda: (fleet.status() or {"supervisor": {"pid": supervisor}})["supervisor"]["pid"] != supervisor, "a new supervisor")
+    fleet.kill("worker", "board0")
+    assert fleet.ready("board0", before["board0"]["epoch"])["pid"] != before["board0"]["pid"]
+    assert "exit 70" not in (fleet.folder / "keeper.log").read_text(), "the new supervisor waits for its keeper's socket"
+    assert fleet.stop() == 0
+    assert fleet.run_folder() == []
+
+
 def test_a_hanging_worker_is_aborted_with_a_dump_and_replaced(shared: StubFleet) -> None:
     epoch = shared.replace("board1", "hang")
     shared.until_row("board1", lambda row: row["failures"] > 1, "found hanging")
