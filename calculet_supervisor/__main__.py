@@ -14,6 +14,7 @@ from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
 from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
+from calculet_core.shell.process import in_words, is_machines
 from calculet_supervisor.shell.reloading import BornAgain, become_new
 from calculet_supervisor.shell.starting import serve
 
@@ -29,7 +30,7 @@ def main() -> None:
 def run(config: Path) -> None:
     """Supervise until SIGTERM; workers live on. SIGHUP reads the configuration again.
 
-    Exit codes: 0 commanded, 1 another one runs, 70 bug, 78 configuration.
+    Exit codes: 0 commanded, 1 another one runs, 70 bug, 75 the machine stands in the way (a full disk, say), 78 configuration.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be served: by default it would end the process
     set_up_logs("supervisor")
@@ -47,7 +48,10 @@ def run(config: Path) -> None:
         sys.exit(ExitCode.FAILURE)
     except BornAgain:
         become_new()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and is_machines(error):
+            click.echo(f"calculet-supervisor: {in_words(error)}; it is tried again", err=True)
+            sys.exit(ExitCode.UNAVAILABLE)
         logging.getLogger("calculet.supervisor").exception("the supervisor failed")
         sys.exit(ExitCode.BUG)
     sys.exit(code)

@@ -19,6 +19,7 @@ import msgpack
 
 from calculet_core.shell.control_client import pack, unpacker
 from calculet_core.shell.doors import UnixServer, serve_unix
+from calculet_core.shell.process import in_words, is_machines
 
 CHUNK_BYTES = 65_536
 log = logging.getLogger("calculet.control")
@@ -79,6 +80,10 @@ async def _answer(verbs: Mapping[str, Verb], request: Any, caller: Caller) -> by
     except Refused as refusal:
         return pack({"ok": False, "error": refusal.message, "hint": refusal.hint})
     except Exception as error:
+        if isinstance(error, OSError) and is_machines(error):
+            log.error("verb %s failed: %s", request["verb"], in_words(error))
+            hint = "a shortage of the machine, or a limit of the supervisor's process: `calculet doctor` looks for it"
+            return pack({"ok": False, "error": f"the supervisor cannot do it now: {in_words(error)}", "hint": hint})
         log.exception("verb %s failed", request["verb"])
         hint = "this is a bug; see the supervisor's log"
         return pack({"ok": False, "error": f"{type(error).__name__}: {error}", "hint": hint})

@@ -363,7 +363,26 @@ def test_a_second_keeper_is_refused_and_harms_nothing(shared: StubFleet) -> None
     assert shared.ready_boards() == 2
 
 
+def test_a_folder_where_a_file_should_be_is_named_without_a_stack(fleet: StubFleet) -> None:
+    (fleet.folder / "state" / "keeper.lock").mkdir(parents=True)
+    done = up(fleet)
+    assert done.returncode == 1
+    assert "state/keeper.lock: Is a directory" in done.stderr and "doctor" in done.stderr and "Traceback" not in done.stderr
+
+
 # ---------------------------------------------------------------- the store
+def test_a_database_that_cannot_be_opened_now_is_not_called_damaged_and_is_tried_again(fleet: StubFleet) -> None:
+    fleet.paths.store.mkdir(parents=True)  # for SQLite as good as a file that may not be opened
+    said = fleet.folder / "keeper.log"
+    command = [str(BIN / "calculet"), "up", "--config", str(fleet.config)]
+    with said.open("w") as log:
+        fleet.keeper = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
+    until(lambda: "It is not damaged" in said.read_text(), "it says what is wrong")
+    assert "exit 75" in said.read_text() and "Restore it" not in said.read_text()
+    fleet.paths.store.rmdir()
+    fleet.wait_ready(2)
+
+
 def test_a_damaged_store_is_refused_with_the_way_to_mend_it(fleet: StubFleet) -> None:
     fleet.paths.state_dir.mkdir(parents=True)
     fleet.paths.store.write_bytes(b"this is no database" * 100)
@@ -388,6 +407,18 @@ def test_a_store_that_was_moved_away_hands_out_nothing_twice(fleet: StubFleet) -
     after = fleet.view()
     assert after.version > before.version
     assert max(board.generation for board in after.boards) > max(board.generation for board in before.boards)
+
+
+def test_a_store_that_is_deleted_under_the_supervisor_comes_back_with_every_act(fleet: StubFleet) -> None:
+    fleet.start()
+    fleet.ready("board0")
+    fleet.do("drain", "board0")
+    for path in fleet.paths.state_dir.glob("supervisor.sqlite*"):
+        path.unlink()
+    until(fleet.paths.store.exists, "the database is there again")
+    dead = fleet.kill("supervisor")
+    until(lambda: (fleet.status() or {"supervisor": {"pid": dead}})["supervisor"]["pid"] != dead, "a new supervisor")
+    assert fleet.until_row("board0", lambda row: row["state"], "seen")["draining"]
 
 
 def test_the_store_keeps_its_promises_about_durability(shared: StubFleet) -> None:

@@ -286,6 +286,15 @@ def test_a_wrong_configuration_is_one_line_and_78(
     assert message in errors
 
 
+def test_what_the_machine_lacks_is_one_line_and_75_and_no_bug(tmp_path: Path, packages: Packages) -> None:
+    fleet = a_fleet(tmp_path, packages.get("sim-batch"), packages.key.with_suffix(".pub"))
+    fleet.board_lock("board0").mkdir(parents=True)
+    process = spawn_worker(fleet, "board0")
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 75
+    assert "board0.lock: Is a directory" in errors and len(errors.splitlines()) == 1
+
+
 def test_a_profile_that_the_manifest_does_not_have_stops_the_start(tmp_path: Path, packages: Packages) -> None:
     scheduler = tmp_path / "scheduler.yaml"
     scheduler.write_text('{"schema": "calculet-scheduler/v1", "model_alias": "toy", "batch": {"profiles": [1, 7]}}')
