@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def run(config: Path, board_name: str) -> None:
     from calculet_worker.shell.loading import check_configuration
 
     ignore_dumps()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # "read your file again" is for others; by default it would end a worker
     set_up_logs(f"worker-{board_name}")
     try:
         fleet = load_fleet(config)

@@ -27,14 +27,16 @@ def up(config: Path) -> None:
     from calculet_core.shell.process import in_words
     from calculet_supervisor.shell.checking import find_problems
     from calculet_supervisor.shell.keeper import AlreadyRuns, Keeper
+    from calculet_supervisor.shell.voice import Voice
 
     fleet = open_fleet(config)
     if problems := find_problems(fleet):
         end(ExitCode.CONFIG, "\ncalculet: ".join(problems))
-    set_up_logs("keeper", "WARNING")
+    voice = Voice()
+    set_up_logs("keeper", "WARNING", voice)
 
     async def keep() -> int:
-        return await Keeper(fleet, click.echo, lambda text: click.echo(f"calculet: {text}", err=True)).run()
+        return await Keeper(fleet, voice.say, voice.complain).run()
 
     try:
         make_folders(fleet)
@@ -45,5 +47,7 @@ def up(config: Path) -> None:
         end(ExitCode.FAILURE, in_words(error), f"`calculet doctor --config {config}` says more")
     except AlreadyRuns as error:
         end(ExitCode.FAILURE, str(error), f"`calculet status --config {config}` shows it")
+    finally:
+        voice.close()
     logging.shutdown()
     sys.exit(code)

@@ -212,6 +212,19 @@ def test_a_run_folder_that_somebody_deleted_comes_back_and_the_fleet_is_managed_
     assert fleet.run_folder() == []
 
 
+def test_the_keeper_outlives_whoever_reads_what_it_says(fleet: StubFleet) -> None:
+    command = [str(BIN / "calculet"), "up", "--config", str(fleet.config)]
+    fleet.keeper = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    assert fleet.keeper.stdout is not None
+    assert any("boards ready" in line for line in fleet.keeper.stdout)
+    fleet.keeper.stdout.close()
+    for name in ("router", "supervisor"):
+        dead = fleet.kill(name)
+        until(lambda name=name, dead=dead: fleet.pid(name) not in (dead, None), f"another {name}")
+    fleet.wait_ready(2)
+    assert fleet.stop() == 0
+
+
 def test_a_hanging_worker_is_aborted_with_a_dump_and_replaced(shared: StubFleet) -> None:
     epoch = shared.replace("board1", "hang")
     shared.until_row("board1", lambda row: row["failures"] > 1, "found hanging")
@@ -249,6 +262,31 @@ def test_a_worker_that_does_not_even_die_of_the_abort_is_killed_and_its_board_is
     crash = next(path for path in bundles(shared.paths.crashes) if path.name.endswith(f"-board0-e{row['epoch']}"))
     how = json.loads((crash / "exit.json").read_text())
     assert (how["signal"], how["pid"], how["board_lock"]) == (9, row["pid"], "free")
+
+
+def test_a_router_or_supervisor_that_hangs_is_ended_and_replaced(tmp_path: Path, package: tuple[Path, Path]) -> None:
+    with StubFleet(tmp_path / "f", package, supervision={**QUICK, "service_timeout_ms": 4_000}) as fleet:
+        workers = {board: fleet.ready(board)["pid"] for board in fleet.boards}
+        stuck = {}
+        for name in ("router", "supervisor"):
+            stuck[name] = fleet.pid(name) or 0
+            os.kill(stuck[name], signal.SIGSTOP)
+        for name in stuck:
+            until(lambda name=name: fleet.pid(name) not in (stuck[name], None), f"another {name}")
+        fleet.wait_ready(2)
+        said = (fleet.folder / "keeper.log").read_text()
+        for name, pid in stuck.items():
+            assert f"the {name} (pid {pid}) hangs: it said nothing for 4 s" in said
+        assert {board: fleet.ready(board)["pid"] for board in fleet.boards} == workers
+
+
+def test_router_and_supervisor_write_their_stacks_when_asked_and_go_on(shared: StubFleet) -> None:
+    for name in ("router", "supervisor"):
+        pid, path = shared.pid(name) or 0, shared.paths.stacks(name)
+        os.kill(pid, signal.SIGUSR2)
+        until(lambda path=path: "Current thread" in path.read_text() or "Thread 0x" in path.read_text(), f"stacks of the {name}")
+        assert f"pid {pid}" in path.read_text().splitlines()[0]
+        assert shared.pid(name) == pid
 
 
 def test_a_crash_loop_is_quarantined_shown_and_brought_back_by_an_operator(shared: StubFleet) -> None:

@@ -179,6 +179,18 @@ def test_term_drains_and_leaves_an_exit_class_and_no_socket(start: Callable[...,
     assert [(event.request, event.data["outcome"]) for event in done] == [(submit.request_id, "completed")]
 
 
+def test_a_hangup_ends_no_worker(start: Callable[..., WorkerProcess]) -> None:
+    worker = start()
+    report = worker.load()
+    router = worker.router(report.endpoint)
+    submit = a_submit(report, 1, PROMPT, max_new_tokens=60)
+    router.send(submit)
+    first_tokens(router, submit.request_id)
+    worker.process.send_signal(signal.SIGHUP)
+    assert pieces_of(router, submit.request_id)[-1].finish == "length"
+    assert worker.process.poll() is None
+
+
 def test_a_second_signal_ends_at_once(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     report = worker.load()
