@@ -329,6 +329,8 @@ class SupervisionConfig(_Section, frozen=True):
     """From the load command to Ready."""
     drain_timeout_ms: PositiveInt = 30_000
     """How long a worker may drain before it is stopped."""
+    service_timeout_ms: Annotated[int, Meta(ge=1000)] = 30_000
+    """Silence after which `calculet up` ends router or supervisor and starts it again; under systemd: their units' WatchdogSec."""
     restart: RestartConfig = RestartConfig()
 
 

@@ -82,7 +82,7 @@ class VirtualStore(Store):
 
     def __init__(self, process: Process, disk: Disk, path: Path) -> None:
         self._disk_thread: Any = DiskThread(process, disk)
-        super().__init__(store_module._open(path), self._disk_thread)
+        super().__init__(store_module._open(path), self._disk_thread, path)
         self._process = process
         self._connected = True
 
