@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown
+from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown, UnsupportedMediaType
 from calculet_core.shell.build import build
 from calculet_core.shell.telemetry import CONTENT_TYPE
 from calculet_core.tracing import parse_traceparent
@@ -171,7 +171,9 @@ class Endpoints:
         answer = self._get.get(path)
         if answer is None and path.startswith(MODELS + b"/") and len(path) > len(MODELS) + 1:
             answer = self._model
-        if answer is None:
+        if answer is None and exchange.method == b"CONNECT":
+            self._wrong_method(exchange, b"GET, HEAD, POST")
+        elif answer is None:
             self._fail(exchange, NotFound(f"there is no {path[:128].decode('ascii', 'replace')} here"))
         elif exchange.method not in GET_HEAD:
             self._wrong_method(exchange, b"GET, HEAD")
@@ -190,7 +192,7 @@ class Endpoints:
             self._unknown(exchange, identity)
             return
         try:
-            call = parse(exchange.body)
+            call = parse(_plain(exchange))
             timeout = headers.get(b"x-request-timeout-ms")
             timeout_ms = None if timeout is None else parse_timeout_ms(timeout)
             if TIMING in headers and parse_switch(headers[TIMING], "X-Calculet-Timing"):
@@ -214,7 +216,7 @@ class Endpoints:
         if (identity := self._who(exchange)) is None:
             return
         try:
-            question = QUESTIONS[path](exchange.body)
+            question = QUESTIONS[path](_plain(exchange))
         except CalculetError as error:
             self._fail(exchange, error)
             return
@@ -235,6 +237,8 @@ class Endpoints:
 
     def _fail(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
         self._app.count_error(error)
+        if error.http_status == 415:
+            headers += b"accept-encoding: identity\r\n"
         exchange.fail(error, headers)
 
     def _wrong_method(self, exchange: Exchange, allowed: bytes) -> None:
@@ -332,6 +336,19 @@ class Endpoints:
         task = asyncio.get_running_loop().create_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _plain(exchange: Exchange) -> bytes:
+    """The body, which must not be compressed.
+
+    Raises:
+        UnsupportedMediaType: it is.
+    """
+    coding = exchange.headers.get(b"content-encoding", b"identity")
+    if coding.lower() not in (b"identity", b""):
+        name = coding[:32].decode("ascii", "replace")
+        raise UnsupportedMediaType(f"Content-Encoding: bodies in {name} are not taken, only plain ones", param="Content-Encoding")
+    return exchange.body
 
 
 def _path(target: bytes) -> bytes:
