@@ -16,7 +16,7 @@ import msgspec
 from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown, UnsupportedMediaType
 from calculet_core.shell.build import build
 from calculet_core.shell.telemetry import CONTENT_TYPE
-from calculet_core.tracing import parse_traceparent
+from calculet_core.tracing import TraceContext, parse_traceparent
 from calculet_core.wire import PROTOCOL, AliasView, BoardView, Piece
 from calculet_router import events
 from calculet_router.actions import Ticket
@@ -183,13 +183,14 @@ class Endpoints:
     # ---------------------------------------------------------------- calls
     def _call(self, exchange: Exchange, parse: Callable[[bytes], Call]) -> None:
         headers, app = exchange.headers, self._app
+        began_ns, trace = time.monotonic_ns(), self._context(headers)
         if app.closed:
-            self._fail(exchange, ShuttingDown("the router is shutting down"))
+            self._refuse(exchange, ShuttingDown("the router is shutting down"), trace, began_ns)
             return
         now_s = time.time()
         identity = app.dispatcher.tenants.identify(headers.get(b"authorization"), now_s)
         if not isinstance(identity, Identity):
-            self._unknown(exchange, identity)
+            self._refuse(exchange, identity, trace, began_ns)
             return
         try:
             call = parse(_plain(exchange))
@@ -198,19 +199,33 @@ class Endpoints:
             if TIMING in headers and parse_switch(headers[TIMING], "X-Calculet-Timing"):
                 call = msgspec.structs.replace(call, timing=True)
         except CalculetError as error:
-            self._fail(exchange, error)
+            self._refuse(exchange, error, trace, began_ns, identity)
             return
         exchange.body = b""
         if call.stream and (full := exchange.connection.server.no_stream_left()):
-            self._fail(exchange, full)
+            self._refuse(exchange, full, trace, began_ns, identity, call.model)
             return
         label = None if exchange.label is None else exchange.label.decode()
-        trace = None
-        if app.spans is not None:
-            trace = app.spans.context(headers.get(TRACEPARENT))
-        elif TRACEPARENT in headers:
-            trace = parse_traceparent(headers[TRACEPARENT])
         app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label, trace))
+
+    def _context(self, headers: dict[bytes, bytes]) -> TraceContext | None:
+        if self._app.spans is not None:
+            return self._app.spans.context(headers.get(TRACEPARENT))
+        return parse_traceparent(headers[TRACEPARENT]) if TRACEPARENT in headers else None
+
+    def _refuse(
+        self, exchange: Exchange, error: CalculetError, trace: TraceContext | None, began_ns: int,
+        identity: Identity | None = None, model: str | None = None,
+    ) -> None:  # fmt: skip
+        """A call that never became one: its answer, and its span where calls have spans."""
+        spans, headers = self._app.spans, b""
+        if trace is not None:
+            headers = b"traceparent: %b\r\n" % trace.text().encode()
+            if spans is not None:
+                tenant = None if identity is None else identity.tenant.name
+                label = None if exchange.label is None else exchange.label.decode()
+                spans.refused(trace, error, began_ns, time.monotonic_ns(), model=model, tenant=tenant, label=label)
+        self._unknown(exchange, error, headers)
 
     def _question(self, exchange: Exchange, path: bytes) -> None:
         if (identity := self._who(exchange)) is None:
@@ -223,9 +238,9 @@ class Endpoints:
         exchange.body = b""
         self._app.feed(events.LookupAsked(Told(exchange, path[1:].decode(), self._app), question, identity))
 
-    def _unknown(self, exchange: Exchange, error: CalculetError) -> None:
-        """Nobody we know."""
-        self._fail(exchange, error, b"www-authenticate: Bearer\r\n" if error.http_status == 401 else b"")
+    def _unknown(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
+        """A 401 says how to do better."""
+        self._fail(exchange, error, headers + (b"www-authenticate: Bearer\r\n" if error.http_status == 401 else b""))
 
     def _who(self, exchange: Exchange) -> Identity | None:
         """Who asks; None when that was answered with an error."""
