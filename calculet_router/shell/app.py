@@ -367,6 +367,11 @@ class RouterApp:
         self.telemetry.ended(action, model, self.dispatcher.inflight + action.choices)
         if action.request is not None:
             self.usage.append(action)
+        elif action.trace is not None and action.error is not None and self.spans is not None:
+            self.spans.refused(
+                action.trace, action.error, action.accepted_ns, action.ended_ns, model=action.alias, tenant=action.tenant,
+                label=action.label,
+            )  # fmt: skip
 
     def _unparked(self, action: actions.Unparked) -> None:
         self.telemetry.collectors("calculet_router_model_wait_seconds", model=action.alias).observe(action.waited_ns / S)
