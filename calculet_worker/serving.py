@@ -314,13 +314,13 @@ class Serving:
                 return f"{where}: the job wrote lane {lane}, {kv}"
         return None
 
-    def commit_decode(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
+    def commit_decode(self, entry: InflightJob, logits: Any, best: Any, spent_ns: int, now_ns: int) -> list[Ended]:
         """A decode step succeeded: KV grows, each row's token is drawn, and what goes on is ready again."""
         kv, answers, decode, registry = self.kv, self.answers, self.decode, self._registry
         lanes, commit, done, take, push = kv.lanes, kv.commit, registry.on_decode_complete, answers.take, decode.push
         ended: list[Ended] = []
         sequences = entry.sequences
-        for seq, token in zip(sequences, answers.draw(sequences, logits), strict=True):
+        for seq, token in zip(sequences, answers.draw(sequences, logits, best), strict=True):
             sequence = lanes[seq.hardware_lane]  # type: ignore[index]
             commit(sequence)
             if seq.cancelled or seq.state is not _DECODE_RUNNING:
@@ -338,7 +338,7 @@ class Serving:
                 ended.append(Ended(seq, reason))
         return ended
 
-    def commit_prefill(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
+    def commit_prefill(self, entry: InflightJob, logits: Any, best: Any, spent_ns: int, now_ns: int) -> list[Ended]:
         """A prompt, or a part of it, is in KV; with its last part the first token is drawn."""
         seq = entry.sequences[0]
         sequence = self.lane_of(seq)
@@ -349,7 +349,7 @@ class Serving:
             self._registry.on_prefill_part(seq, sequence.committed_len, spent_ns, now_ns)
             self.prefill.push(seq)
             return []
-        token = self.answers.draw([seq], logits)[0]
+        token = self.answers.draw([seq], logits, best)[0]
         if token == NO_TOKEN:
             return [Ended(seq, self.answers.dead_end(seq))]
         self.fair.prefilled(seq)
