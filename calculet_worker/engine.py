@@ -181,7 +181,7 @@ class Engine:
 
     def _submit_jobs(self, serving: Serving, now_ns: int, out: Actions) -> bool:
         submitted = False
-        while (submit := serving.next_job(self._last_job + 1, now_ns)) is not None:
+        while (submit := serving.next_job(self._last_job + 1, self.attempts.tokenizing, now_ns)) is not None:
             self._last_job += 1
             out.append(submit)
             submitted = True
