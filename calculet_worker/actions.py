@@ -21,6 +21,8 @@ class SubmitJob:
     deadline_ns: int
     rehearse_ns: int | None = None
     """Shortly before the job should end: when a tick may be rehearsed (`rehearsal`). None: it is too short, or nobody knows."""
+    brief: bool = False
+    """It should end before the device thread could be woken: look for its end at once."""
 
 
 @dataclass(frozen=True, slots=True)
