@@ -212,6 +212,9 @@ class RouterConfig(_Section, frozen=True):
     """Silence after which a stream gets its headers and a comment line."""
     accept_timeout_ms: PositiveInt = 3_000
     """A worker that has not answered a submission by then loses it to another."""
+    reach_wait_ms: Natural = 1_000
+    """How long a request waits where no board can take it and the fleet has one for it that this router is about to reach: its
+    link is being made, or has only just fallen silent. 0: it is refused at once, as where there is none."""
     max_resends: Natural = 2
     """Sends after a lost worker, before the first generated token."""
     lease_interval_ms: PositiveInt = 1_000

@@ -429,6 +429,8 @@ class RouterReport(msgspec.Struct, frozen=True):
     """As a worker's; likewise the next two."""
     config_live: str = ""
     config_error: str | None = None
+    serves: dict[str, int] | None = None
+    """Board name -> the generation that this router would send a request to; None: it does not say (it takes no requests yet)."""
 
 
 class BoardView(msgspec.Struct, frozen=True):

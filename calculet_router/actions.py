@@ -127,6 +127,12 @@ class Unparked(msgspec.Struct, frozen=True):
     waited_ns: int
 
 
+class Held(msgspec.Struct, frozen=True):
+    """A request no longer waits for a board that was about to be reached: one took it, or none did."""
+
+    reached: bool
+
+
 class Ignored(msgspec.Struct, frozen=True):
     """Something of a message was dropped: `late`, `foreign`."""
 
@@ -144,6 +150,6 @@ class LostMessages(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Opened | Admitted | Deliver | Restart | Fail | Told | Send | OpenLink | CloseLink | Ended | Resent | Parked | Unparked | Ignored
-    | LostMessages | Event
+    Opened | Admitted | Deliver | Restart | Fail | Told | Send | OpenLink | CloseLink | Ended | Resent | Parked | Unparked | Held
+    | Ignored | LostMessages | Event
 )  # fmt: skip

@@ -220,7 +220,9 @@ class Dispatcher:
     def _end_flight(self, flight: Flight, outcome: str, data: dict[str, Any] | None, now_ns: int, out: Out) -> None:
         """Journal one request's terminal, once. Its tokens are counted whatever the client saw."""
         flight.done = True
-        self.parking.leave(flight, RequestEvent.CANCEL if outcome == "cancelled" else RequestEvent.FAIL)
+        event = RequestEvent.CANCEL if outcome == "cancelled" else RequestEvent.FAIL
+        if self.parking.leave(flight, event) and flight.held_until_ns:
+            out.append(actions.Held(False))
         request_id, attempt = flight.request_id, flight.attempt
         del self._flights[request_id]
         if flight.generated:
@@ -269,7 +271,8 @@ class Dispatcher:
             self._fail(ongoing, error, now_ns, out)
             return False
         if self.parking.leave(flight, RequestEvent.QUEUE):
-            out.append(actions.Unparked(alias.alias, now_ns - flight.parked_ns))
+            waited_ns = now_ns - flight.parked_ns
+            out.append(actions.Held(True) if flight.held_until_ns else actions.Unparked(alias.alias, waited_ns))
         flight.attempt += 1
         flight.worker, flight.accepted, flight.sent_ns = worker, False, now_ns
         flight.cost = estimate_cost(flight.prompt, call.max_new_tokens)
@@ -290,25 +293,41 @@ class Dispatcher:
         return True
 
     def _park(self, flight: Flight, now_ns: int, out: Out) -> CalculetError | None:
-        """Let it wait for its model's turn; or why the call ends instead."""
+        """Let it wait for its model's turn, or for a board that is about to be reached; or why the call ends instead."""
         alias = flight.ongoing.alias.alias
         limit, refused = self.aliases.parks(alias), last_word(flight.refusals.values(), alias)
-        if not limit or refused.http_status == 429:
+        if refused.http_status == 429:
             return refused
-        if flight.state is WAITING:
+        if not limit:
+            if not self._may_hold(flight, now_ns):
+                return refused
+            if flight.state is WAITING:
+                return None
+            flight.held_until_ns = flight.held_until_ns or now_ns + self._config.reach_wait_ms * MS
+        elif flight.state is WAITING:
+            flight.held_until_ns = 0  # its model takes turns since
             return None
-        if (full := self.parking.refusal(alias, limit)) is not None:
+        elif (full := self.parking.refusal(alias, limit)) is not None:
             return full
+        else:
+            flight.refusals = {}  # the worker that said no serves another model now, and may serve this one later
+            flight.held_until_ns = 0
         if not self.parking:  # nobody else is to be looked at again before the next change
             self._looked = self.roster.changes
-        flight.refusals = {}  # the worker that said no serves another model now, and may serve this one later
-        if self.parking.add(flight, now_ns):
+        if self.parking.add(flight, now_ns) and limit:
             out.append(actions.Parked(alias))
-        data = {"model": alias}
+        data = {"model": alias, "for": "turn" if limit else "link"}
         out.append(
             Entry(history.REQUEST_WAITING, now_ns, flight.request_id, flight.attempt or None, None, None, None, None, data)
         )
         return None
+
+    def _may_hold(self, flight: Flight, now_ns: int) -> bool:
+        """Whether a board may take it in a moment, and it has not waited for that long enough."""
+        if not self._config.reach_wait_ms or 0 < flight.held_until_ns <= now_ns:
+            return False
+        alias = flight.ongoing.alias.alias
+        return self.roster.near(alias, [view.digest for view in self.aliases.versions(alias)], flight.refusals)
 
     def _unpark(self, now_ns: int, out: Out) -> None:
         """Send on whose model is there now; end whose model will not come."""
@@ -317,7 +336,7 @@ class Dispatcher:
             if flight.done or flight.state is not WAITING:
                 continue
             alias = flight.ongoing.alias.alias
-            if any(self.roster.eligible(alias, view.digest) for view in self.aliases.versions(alias)):
+            if flight.held_until_ns or any(self.roster.eligible(alias, view.digest) for view in self.aliases.versions(alias)):
                 self._send(flight, now_ns, out)
             elif not self.aliases.parks(alias):
                 self._fail(flight.ongoing, last_word((), alias), now_ns, out)
@@ -550,6 +569,9 @@ class Dispatcher:
             if flight.worker is not None:
                 unanswered = NoReadyWorker(f"{flight.worker.board} did not answer in time")
                 self._trouble(flight, Trouble.UNANSWERED, unanswered, now_ns, out)
+        for flight in self.parking.all() if self.parking else ():
+            if 0 < flight.held_until_ns <= now_ns and not flight.done:
+                self._send(flight, now_ns, out)
         for worker in self.roster.silent(now_ns, self._config.worker_silence_ms * MS):
             error = _lost(worker, "fell silent")
             for flight in list(worker.flights.values()):

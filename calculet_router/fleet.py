@@ -7,6 +7,7 @@ worker dead. A worker is eligible when the view and its own hello agree: Ready, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from calculet_router.flights import Flight
 
 READY = ModelState.READY.name
+COMING = (ModelState.VALIDATING.name, ModelState.CONFIGURING.name, ModelState.WARMING.name)
+"""What a worker was when it said its last word, of which the view says READY already."""
 
 
 class LinkState(StrEnum):
@@ -64,6 +67,19 @@ class Worker:
         )
 
 
+    def is_near(self, alias: str, digests: Collection[str]) -> bool:
+        """Whether it may get requests in a moment: either the view or its own word says that it is ready for one of the artifacts,
+        and the other one is still on its way; or it has fallen silent and is still listed."""
+        view, hello = self.view, self.hello
+        if self.link is LinkState.LOST or not self.listed or view.draining or view.alias != alias:
+            return False
+        if view.state != READY:
+            return hello is not None and hello.state == READY and hello.alias == alias and hello.digest in digests
+        if view.digest not in digests or self.serves(alias, view.digest):
+            return False
+        return self.link is not LinkState.UP or hello is None or hello.state == READY or hello.state in COMING
+
+
 class Roster:
     """All workers by board, and the view's version."""
 
@@ -97,6 +113,17 @@ class Roster:
             own = [worker for worker in eligible if worker.view.pool == traffic_class]
             found = self._pools[alias, digest, traffic_class] = (own, [worker for worker in eligible if worker not in own])
         return found
+
+    def reached(self) -> dict[str, int]:
+        """Board -> the generation that would get a request; for the supervisor."""
+        return {
+            worker.board: worker.view.generation for worker in self.workers.values()
+            if worker.serves(worker.view.alias, worker.view.digest)
+        }  # fmt: skip
+
+    def near(self, alias: str, digests: Collection[str], refused: Collection[tuple[str, int]]) -> bool:
+        """Whether somebody who has not refused may be able to take a request in a moment."""
+        return any(worker.is_near(alias, digests) and worker.key not in refused for worker in self.workers.values())
 
     def changed(self) -> None:
         """A link, a hello or the view changed: eligibility is worked out again."""

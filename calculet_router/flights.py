@@ -46,6 +46,8 @@ class Flight(msgspec.Struct, eq=False):
     state: RequestState = RequestState.NEW
     """Of the wait for its model's turn (`calculet_router.parking`); a worker has the rest of its life."""
     parked_ns: int = 0
+    held_until_ns: int = 0
+    """When it waits, or has waited, for a board that is about to be reached: no longer than until then; 0: it has not."""
     refusals: dict[tuple[str, int], CalculetError] = {}
     """Lives of workers that do not get it again, with what they said."""
 

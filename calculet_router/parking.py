@@ -3,6 +3,9 @@
 `RequestState.WAITING_MODEL` is this wait, through the same table that workers use: a request's life begins anew with each attempt,
 so what was refused by a board that changes its model comes back here. Nothing of such a request is anywhere but here, so no
 worker's end and no switch can lose it; it ends like any other with its deadline, its client, or its answer.
+
+Here waits, too, for a moment, what no board can take while one is about to be reached (`router.reach_wait_ms`): the fleet's view
+and a worker's own word travel apart, so a router may know of nobody for some milliseconds although somebody serves.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class Parking:
 
     def waits(self) -> dict[str, ModelWait]:
         """For the supervisor, which decides whose turn it is."""
-        return {
-            alias: ModelWait(len(waiting), min(flight.parked_ns for flight in waiting.values()))
-            for alias, waiting in self._flights.items()
-        }
+        found = {}
+        for alias, waiting in self._flights.items():
+            since = [flight.parked_ns for flight in waiting.values() if not flight.held_until_ns]
+            if since:
+                found[alias] = ModelWait(len(since), min(since))
+        return found

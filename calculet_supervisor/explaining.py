@@ -184,12 +184,18 @@ def _chaos(event: Event, data: dict[str, Any]) -> str:
     return f"on purpose: {data.get('fault')}{over}{count} (order {data.get('order')})"
 
 
+def _waits(event: Event, data: dict[str, Any]) -> str:
+    if data.get("for") == "link":
+        return f"waits a moment: a board that serves {data.get('model')} is about to be reached"
+    return f"waits for its turn: another model has the board of {data.get('model')}"
+
+
 _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.REQUEST_ACCEPTED: lambda event, data: f"accepted: {_rest(data)}",
     history.REQUEST_SENT: _sent,
     history.REQUEST_TROUBLE: _trouble,
     history.REQUEST_MOVED: _moved,
-    history.REQUEST_WAITING: lambda event, data: f"waits for its turn: another model has the board of {data.get('model')}",
+    history.REQUEST_WAITING: _waits,
     history.REQUEST_TOKENS: lambda event, data: f"{data.get('n')} tokens were passed on",
     history.REQUEST_DONE: _done,
     history.ATTEMPT_ADMITTED: _admitted,

@@ -41,6 +41,8 @@ class BoardFacts:
     """Why its last load failed; `failed` is the digest that was to be loaded."""
     failed: str | None = None
     exits: int = 0
+    reached: bool = True
+    """Every router would send it a request: a board that serves counts for the floor, and as moved, from then on."""
     unknown: bool = False
     """Its worker lives and has not reported yet: a supervisor that has just started knows nothing about it."""
 
@@ -198,8 +200,9 @@ class _Side:
         self.rollout = rollout
         self.facts = {board: facts.get(board, BoardFacts()) for board in rollout.boards}
         self.live = [board for board in rollout.boards if self.facts[board].out is None]
-        self.greens = [board for board in self.live if board in rollout.assigned and self.serves(board, rollout.green)]
-        self.blues = [board for board in self.live if board not in rollout.assigned and self.serves(board, rollout.blue)]
+        reached = [board for board in self.live if self.facts[board].reached]
+        self.greens = [board for board in reached if board in rollout.assigned and self.serves(board, rollout.green)]
+        self.blues = [board for board in reached if board not in rollout.assigned and self.serves(board, rollout.blue)]
         self.moving = [board for board in self.live if board in rollout.assigned and board not in self.greens]
         floor = rollout.floor
         self.mixed = rollout.blue is not None and len(self.live) < 2 * floor
@@ -224,9 +227,18 @@ class _Side:
             return len(self.greens)
         return len(self.blues) + (len(self.greens) if rollout.share > 0 else 0)
 
+    def dark(self) -> bool:
+        """Whether no board at all takes new requests now."""
+        rollout = self.rollout
+        shown = [rollout.serving, *((rollout.green,) if rollout.share > 0 else ())]
+        return not any(self.serves(board, artifact) for board in self.live for artifact in shown)
+
     def words(self) -> str:
         """For people: what the boards are doing."""
-        return ", ".join(f"{board} {seen.out or seen.state or 'has no worker'}" for board, seen in self.facts.items())
+        return ", ".join(
+            f"{board} {seen.out or seen.state or 'has no worker'}" + (" (not reached by every router)" if not seen.reached else "")
+            for board, seen in self.facts.items()
+        )
 
 
 def _take(side: _Side, wall_s: float) -> Rollout | None:
@@ -259,7 +271,7 @@ def _darkness(side: _Side, wall_s: float) -> Rollout | None:
     rollout = side.rollout
     if _R[rollout.state] in (_R.PENDING, _R.VERIFYING) or rollout.serving is None:
         return None
-    dark = side.counted() == 0
+    dark = side.dark()
     if dark and rollout.dark_since is None:
         return advance(rollout, wall_s, "no board serves the alias from here on", dark_since=wall_s)
     if not dark and rollout.dark_since is not None:

@@ -125,6 +125,9 @@ class RouterApp:
         self._signals = 0
         self._awake_ns = time.monotonic_ns()
         self._stall_ns = min(STALL_NS, min(config.worker_silence_ms, config.accept_timeout_ms) * MS // 2)
+        self._told_changes = -1
+        """Of the roster, when the supervisor last heard whom this router reaches."""
+        self._listening = False
         self._server = HttpServer(config, Endpoints(self).handle, self._reader_gone, self.telemetry.limited, self.count_error)
         self._supervisor = connect_dealer(
             self._context, str(fleet.supervisor_socket), self._from_supervisor, b"router-%08x" % self.incarnation
@@ -142,6 +145,7 @@ class RouterApp:
             actions.Resent: lambda action: self.telemetry.resend(action.reason),
             actions.Parked: lambda action: self._report_soon(),
             actions.Unparked: self._unparked,
+            actions.Held: self._held,
             actions.Ignored: lambda action: self.telemetry.count(
                 "calculet_router_bad_messages", action.count, reason=action.reason
             ),
@@ -177,6 +181,8 @@ class RouterApp:
         await self._first_links()
         await self._server.listen(sockets, self._tls.context if self._tls else None)
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
+        self._listening = True
+        self._report()
         await self._open_dashboard()
         sd_notify("READY=1")
         tune_gc()
@@ -307,6 +313,8 @@ class RouterApp:
         found = (self.lookups if kind in OF_LOOKUPS else self.dispatcher).handle(event, now_ns)
         if kind in OF_BOTH:
             found += self.lookups.handle(event, now_ns)
+        if self.dispatcher.roster.changes != self._told_changes:
+            self._report_soon()
         for action in found:
             if isinstance(action, actions.Deliver):
                 action.owner.deliver(action.index, action.piece)
@@ -362,6 +370,9 @@ class RouterApp:
     def _unparked(self, action: actions.Unparked) -> None:
         self.telemetry.collectors("calculet_router_model_wait_seconds", model=action.alias).observe(action.waited_ns / S)
         self._report_soon()
+
+    def _held(self, action: actions.Held) -> None:
+        self.telemetry.count("calculet_router_held_requests", outcome="reached" if action.reached else "refused")
 
     def _bad_message(self, reason: str) -> None:
         self.telemetry.count("calculet_router_bad_messages", reason=reason)
@@ -432,7 +443,7 @@ class RouterApp:
             self._loop.call_later(KNOCK_S, self._knock)
 
     def _report_soon(self) -> None:
-        """Once in this pass of the loop: who waits for a model's turn has changed."""
+        """Once in this pass of the loop: who waits for a model's turn, or which boards are reached, has changed."""
         if not self._report_due:
             self._report_due = True
             self._loop.call_soon(self._report)
@@ -440,11 +451,12 @@ class RouterApp:
     def _report(self) -> None:
         self._report_due = False
         telemetry, roster = self.telemetry, self.dispatcher.roster
+        self._told_changes = roster.changes
         report = wire.RouterReport(
             self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
             self.dispatcher.tally.reports(), self.dispatcher.parking.waits(), self._holding.start, self._holding.live,
-            self._holding.error,
+            self._holding.error, roster.reached() if self._listening else None,
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -484,8 +496,8 @@ class RouterApp:
         collectors("calculet_router_streams").set(self._server.streams)
         collectors("calculet_router_body_bytes").set(self._server.body_bytes)
         for alias in self.dispatcher.aliases.views():
-            if alias.parks or self.dispatcher.parking.count(alias.alias):
-                waiting = self.dispatcher.parking.count(alias.alias)
+            waiting = self.dispatcher.parking.count(alias.alias)
+            if alias.parks or waiting:
                 collectors("calculet_router_waiting_model", model=alias.alias).set(waiting)
         tenants = self.dispatcher.tenants
         for tenant in self._shown_tenants.difference(tenants.active):

@@ -23,8 +23,8 @@ Row = dict[str, Any]
 
 
 def is_ready(row: Row) -> bool:
-    """It serves."""
-    return bool(row["state"] == "READY" and not row["worker_draining"])
+    """It serves, and every router knows."""
+    return bool(row["state"] == "READY" and not row["worker_draining"] and not row.get("unreached_by"))
 
 
 def is_drained(row: Row) -> bool:
@@ -99,6 +99,8 @@ def progress(row: Row) -> str:
         parts.append(row["load_step"])
     if row["active"] or row["waiting"]:
         parts.append(f"{row['active']} requests run, {row['waiting']} wait")
+    if row["state"] == "READY" and row.get("unreached_by") and not row["worker_draining"]:
+        parts.append(f"not reached yet by router {', '.join(row['unreached_by'])}")
     if row["why"]:
         parts.append(row["why"])
     return ", ".join(parts)

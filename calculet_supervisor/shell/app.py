@@ -294,8 +294,8 @@ class Supervisor:
             else:
                 log.debug("board %s: a report of pid=%d was ignored: not its worker", message.board, message.pid)
         elif isinstance(message, wire.RouterReport):
-            self.sightings.heard_router(identity, message, now_ns)
-            if self.rollouts.live or message.waiting:
+            moved = self.sightings.heard_router(identity, message, now_ns)
+            if moved or self.rollouts.live or message.waiting:
                 self.decide_soon()
             if message.view_version < self.view.version:
                 self._link.send([identity, *wire.encode(self.view)])

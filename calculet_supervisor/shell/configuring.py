@@ -2,7 +2,8 @@
 
 An apply is one commit; nothing else is remembered. Every process tells the digests of what it holds, so what is left to do follows
 from what is seen: routers and workers that hold something else live are told to read the file, and a board whose worker started
-with something else is restarted after its drain, when every other board is well. Killed anywhere, a supervisor goes on from there.
+with something else is restarted after its drain, when every other board is well and every router reaches it: a board that is ready
+and that no router has greeted yet serves nobody. Killed anywhere, a supervisor goes on from there.
 It brings the fleet only to a configuration that somebody applied: a file that was merely edited moves nobody.
 """
 
@@ -105,7 +106,7 @@ class Configuring:
         if not self.in_force:
             return ["the supervisor does not run it: the file has changed since, or it is just being born again"]
         found = []
-        if time.monotonic() - self._supervisor.started_s < ROUTER_SILENCE_NS / S:
+        if not self._knows_routers():
             found.append("routers may still be about to report")
         for one in self.processes():
             if one["live"] is False:
@@ -119,8 +120,14 @@ class Configuring:
             seen = boards.get(board, NOTHING_SEEN)
             if self._supervisor.out(board) is None and (seen.report is None or seen.report.state != READY):
                 found.append(f"{board} is not ready: {seen.report.state if seen.report else 'no worker reports'}")
+            elif self._supervisor.out(board) is None and (routers := self._supervisor.sightings.unreached_by(board)):
+                found.append(f"{board} is ready, and not reached yet by router {', '.join(routers)}")
         gone = [board for board, seen in boards.items() if board not in self._supervisor.boards and seen.pid is not None]
         return found + [f"{board} drains and ends" for board in gone]
+
+    def _knows_routers(self) -> bool:
+        """Whether every router that lives has had time to report to this supervisor."""
+        return time.monotonic() - self._supervisor.started_s >= ROUTER_SILENCE_NS / S
 
     def _is_tried(self, board: str) -> bool:
         """Whether it was restarted for this version, and its next life has reported since."""
@@ -162,10 +169,11 @@ class Configuring:
 
     def _next_restart(self) -> str | None:
         """A board whose worker started with something else, when its turn has come: nobody is on its way, and another board of its
-        model serves, or downtime was allowed."""
+        model serves as every router sees it, or downtime was allowed."""
         supervisor = self._supervisor
+        allows_downtime = self.applied is not None and self.applied.allow_downtime
         reports = {board: supervisor.sightings.boards.get(board, NOTHING_SEEN).report for board in supervisor.boards}
-        if self._restarting:
+        if self._restarting or not self._knows_routers():
             return None
         stale = []
         for board, report in reports.items():
@@ -176,21 +184,25 @@ class Configuring:
                 return None  # somebody is on its way
             if holds(report.config_start, self._started[board]) is False:
                 stale.append(board)
-            elif report.state != READY and supervisor.out(board) is None:
+            elif supervisor.out(board) is None and not allows_downtime and not self._serves(board):
                 return None
         for board in stale:
             if self._is_tried(board):
                 continue
             alias = alias_of(self.leaves, board)
-            others = [
-                other for other, report in reports.items()
-                if other != board and alias_of(self.leaves, other) == alias and report is not None and report.state == READY
-                and supervisor.out(other) is None
-            ]  # fmt: skip
-            serves = reports[board] is not None and reports[board].state == READY and supervisor.out(board) is None  # type: ignore[union-attr]
-            if others or not serves or (self.applied is not None and self.applied.allow_downtime):
+            alone = not any(
+                other != board and alias_of(self.leaves, other) == alias and self._serves(other) for other in supervisor.boards
+            )
+            if not alone or not self._serves(board, reached=False) or allows_downtime:
                 return board
         return None
+
+    def _serves(self, board: str, *, reached: bool = True) -> bool:
+        """Whether a request may go there; `reached`: from every router."""
+        supervisor = self._supervisor
+        report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+        ready = report is not None and report.state == READY and supervisor.out(board) is None
+        return ready and not (reached and supervisor.sightings.unreached_by(board))
 
     async def _restart(self, board: str, version: int) -> None:
         """As `calculet restart` does: after its drain. A new worker reads the file: while that is another than what was applied, a

@@ -192,7 +192,8 @@ class Rollouts:
             failed = life.load_digest
         trouble = (report.command_error or report.condemned or report.fault_detail or report.fault) if failed else None
         serves = report.state == ModelState.READY.name and not report.draining and out is None
-        return BoardFacts(digest, report.state, serves, out, trouble, failed, exits)
+        reached = not supervisor.sightings.unreached_by(board)
+        return BoardFacts(digest, report.state, serves, out, trouble, failed, exits, reached)
 
     def published(self, view: wire.FleetView) -> None:
         """A view was committed: since when routers can know where each alias is."""

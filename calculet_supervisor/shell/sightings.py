@@ -61,9 +61,23 @@ class Sightings:
         self.generation = max(self.generation, report.generation)
         return True
 
-    def heard_router(self, identity: bytes, report: wire.RouterReport, now_ns: int) -> None:
-        """A router lives."""
+    def heard_router(self, identity: bytes, report: wire.RouterReport, now_ns: int) -> bool:
+        """A router lives; whether it reaches other generations than it last said."""
+        before = self.routers.get(identity)
         self.routers[identity] = RouterSeen(report, now_ns)
+        return before is None or before.report.serves != report.serves
+
+    def unreached_by(self, board: str) -> list[str]:
+        """Routers that would not send a request to the board's generation, or not yet: to them it does not serve, whatever its
+        worker reports. A router that does not say is not among them."""
+        report = self._board(board).report
+        if report is None:
+            return []
+        routers = (seen.report for seen in self.routers.values())
+        return [
+            f"{router.router:08x}" for router in routers
+            if router.serves is not None and router.serves.get(board) != report.generation
+        ]  # fmt: skip
 
     def forget_silent_routers(self, now_ns: int) -> None:
         """Drop routers that are gone."""

@@ -11,18 +11,20 @@ Fields are only ever added within a version of the schema. Absent is null, never
                  "waiting", "waiting_tokens", "queues": {queue: depth}, "inflight", "max_inflight", "pingpong_off",
                  "steps", "tokens", "completed", "failed",
                  "cancelled", "faults", "fault", "why", "load_step", "resets", "resets_left", "failures", "restarts_left",
-                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes",
+                 "retry_in_s", "heartbeat_age_s", "condemned", "probation", "chips": [{...}], "rss_bytes", "unreached_by": [router],
                  "time_shared": null or {"aliases", "resident", "waiting": {alias: {"requests", "oldest_s"}}, "switches",
                                          "min_residence_s", "max_wait_s"}}],
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
                   "versions": [{"digest", "requests", "failed"}], "waiting": {alias: {"count", "oldest_ns"}}}]}
 
+`unreached_by` has the routers that would not send its generation a request, or not yet: to them a READY board does not serve.
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -52,7 +54,7 @@ _COPIED = (
 
 def board_status(
     board: BoardConfig, alias: str, wish: BoardWish, seen: BoardSeen, reconciler: Reconciler, resets: Resets, now_ns: int,
-    condemned: str | None = None, time_shared: dict[str, Any] | None = None,
+    condemned: str | None = None, time_shared: dict[str, Any] | None = None, unreached_by: Sequence[str] = (),
 ) -> dict[str, Any]:
     """One board's row."""
     report, life = seen.report, reconciler.lives.get(board.name)
@@ -75,6 +77,7 @@ def board_status(
         "condemned": condemned,
         "probation": wish.probation,
         "time_shared": time_shared,
+        "unreached_by": list(unreached_by),
         "process": life.state.name if life else "ABSENT",
         "failures": life.restarts.failures if life else 0,
         "restarts_left": life.restarts.left(now_ns) if life else None,

@@ -78,7 +78,7 @@ def restart_board(fleet: Fleet, board: str, limit_s: float) -> None:
     call(fleet.control_socket, "restart", {"board": board})
     while True:
         row = _until_answered(fleet, board, deadline_s)
-        if (row["epoch"] or 0) > epoch and row["state"] in SERVES:
+        if (row["epoch"] or 0) > epoch and row["state"] in SERVES and not row.get("unreached_by"):
             return
         if time.monotonic() > deadline_s:
             message = f"{board} does not serve again within {limit_s:g} s: {row['why'] or row['state'] or row['process']}"

@@ -55,6 +55,7 @@ class Verbs:
                 board, supervisor.time_sharing.alias_of(board.name), supervisor.wish(board.name),
                 seen.get(board.name, NOTHING_SEEN), supervisor.reconciler, supervisor.resets, now_ns,
                 supervisor.wanted.get(board.name, Wanted()).condemned, supervisor.time_sharing.status(board.name),
+                supervisor.sightings.unreached_by(board.name),
             )
             for board in supervisor.fleet.config.boards
         ]  # fmt: skip

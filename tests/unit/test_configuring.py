@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from calculet_core import wire
 from calculet_core.applying import leaves_of, live_with, started_with
 from calculet_core.shell.fleet import load_fleet, standing_of
 from calculet_supervisor.shell.configuring import Configuring
+from calculet_supervisor.shell.sightings import RouterSeen, Sightings
 from calculet_supervisor.shell.store import Act, Applied, Wanted
 from calculet_supervisor.world import BoardSeen
 
@@ -38,7 +40,8 @@ class Scene:
         self.wrong = f"{self.right['b0'].partition('.')[0]}.other"
         self.live = {role: live_with(leaves, role) for role in ("worker", "router")}
         self.boards, self.wanted, self._outs = ("b0", "b1"), {}, {}
-        self.sightings = SimpleNamespace(boards={}, routers={}, identities={"b0": b"i0", "b1": b"i1"})
+        self.sightings = Sightings()
+        self.sightings.identities = {"b0": b"i0", "b1": b"i1"}
         self.sent: list[tuple[bytes, wire.TakeConfiguration]] = []
         self.restarts: list[str] = []
         self.begun: list[Any] = []
@@ -76,6 +79,10 @@ class Scene:
         report = a_report(board, epoch, 100, state, config_start=start, config_live=live or self.live["worker"], **fields)
         self.sightings.boards[board] = BoardSeen(100, report=report)
 
+    def router(self, serves: dict[str, int] | None, identity: bytes = b"r") -> None:
+        report = wire.RouterReport(7, 2, wire.PROTOCOL, 3, config_live=self.live["router"], serves=serves)
+        self.sightings.routers[identity] = RouterSeen(report, self.now_ns)
+
     def tick(self, seconds: float = 10) -> list[str]:
         """Boards that were restarted."""
         self.now_ns += int(seconds * 1e9)
@@ -106,6 +113,33 @@ def test_boards_move_one_at_a_time_and_the_next_when_the_one_before_serves(tmp_p
     assert scene.tick() == ["b1"]
     scene.reports("b1", scene.right["b1"], epoch=2)
     assert scene.tick() == [] and scene.configuring.left() == []
+
+
+def test_the_next_board_waits_until_every_router_reaches_the_one_before(tmp_path: Path) -> None:
+    """A board that is ready and that a router has not greeted yet serves nobody there: a 503 while another one drains."""
+    scene = Scene(tmp_path)
+    scene.router({"b0": 5, "b1": 6})
+    scene.router(None, b"starting")
+    scene.reports("b0", scene.wrong, generation=5)
+    scene.reports("b1", scene.wrong, generation=6)
+    assert scene.tick() == ["b0"]
+    scene.reports("b0", scene.right["b0"], epoch=2, generation=7)
+    assert scene.tick() == [] and "b0 is ready, and not reached yet by router 00000007" in scene.configuring.left()
+    scene.router({"b0": 7, "b1": 6})
+    scene.router({"b1": 6}, b"second")
+    assert scene.tick() == []
+    scene.router({"b0": 7, "b1": 6}, b"second")
+    assert scene.tick() == ["b1"]
+
+
+def test_nobody_is_restarted_before_the_routers_had_time_to_report(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.reports("b0", scene.wrong)
+    scene.reports("b1", scene.right["b1"])
+    scene.started_s = time.monotonic()
+    assert scene.tick() == []
+    scene.started_s -= 10
+    assert scene.tick() == ["b0"]
 
 
 def test_the_last_board_that_serves_is_left_alone_unless_downtime_was_allowed(tmp_path: Path) -> None:

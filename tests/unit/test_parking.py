@@ -60,7 +60,7 @@ def test_a_request_for_the_other_model_waits_and_the_supervisor_hears_of_the_fir
     assert desk.sent() == [] and desk.failures() == [] and desk.waits() == {"rare": 2}
     assert desk.all(actions.Parked) == [actions.Parked("rare")]
     assert desk.dispatcher.parking.waits()["rare"].oldest_ns == desk.clock.now_ns()
-    assert [event.data for event in desk.all(Event) if event.event == history.REQUEST_WAITING] == [{"model": "rare"}] * 2
+    assert [event.data for event in desk.all(Event) if event.event == history.REQUEST_WAITING] == [{"model": "rare", "for": "turn"}] * 2
     states = [flight.state for flight in desk.dispatcher.parking.all()]
     assert states == [RequestState.WAITING_MODEL] * 2
 

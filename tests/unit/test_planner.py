@@ -74,6 +74,19 @@ def test_a_board_that_is_down_counts_as_missing_and_follows_later() -> None:
     assert rollout.wanted("board3") == GREEN
 
 
+def test_a_board_counts_as_moved_only_when_every_router_reaches_it() -> None:
+    swap = Swap(a_rollout(2, floor=1))
+    swap.step()
+    (first,) = swap.rollout.assigned
+    swap.see(first, reached=False)
+    for _ in range(10):
+        swap.step()
+    assert swap.facts[first].digest == GREEN.digest and swap.facts[first].serves
+    assert swap.rollout.state == "STAGING" and swap.rollout.assigned == (first,), "the alias would move to a board that routers miss"
+    swap.see(first, reached=True)
+    assert swap.run().state == "DONE" and swap.fewest >= 1
+
+
 @pytest.mark.parametrize("bad", range(4))
 def test_the_first_failure_of_green_restores_blue_everywhere(bad: int) -> None:
     swap = Swap(a_rollout(), fails=lambda board, artifact: artifact == GREEN and board == f"board{bad}")
