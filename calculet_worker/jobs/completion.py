@@ -65,7 +65,7 @@ def judge(
     if logits.dtype != np.float32:
         return Faulty(FaultKind.INVALID_DTYPE, f"job {completion.job_id}: logits are {logits.dtype}, expected float32")
     logits = logits[:rows]
-    if not (finite := finite_rows(logits)).all():
+    if False in (finite := finite_rows(logits).tolist()):
         bad = [row for row in range(rows) if not finite[row]]
         found = Faulty(FaultKind.BAD_NUMBERS, f"job {completion.job_id}: NaN or Inf in rows {bad}")
         return _confined(found, bad, completion, entry, vocab_size) if isolated and len(bad) < rows else found

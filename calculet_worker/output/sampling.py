@@ -46,7 +46,8 @@ def greedy_rows(logits: Floats) -> NDArray[np.int32]:
 
 def finite_rows(logits: Floats) -> NDArray[np.bool_]:
     """Which rows of float32 [rows, vocabulary] are free of NaN and Inf, bool [rows]."""
-    return np.asarray(np.isfinite(logits).all(axis=1))
+    found: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(logits), axis=1)
+    return found
 
 
 class Sampler:

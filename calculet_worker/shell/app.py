@@ -266,23 +266,23 @@ class Worker:
         self._performers[type(action)](action)
 
     def _set_wakeup(self) -> None:
+        """Have the timer come no later than the engine wants. One that comes too early finds nothing due and is set anew then:
+        nearly every request moves the next deadline, and hardly any deadline comes."""
         at_ns = self._engine.next_wakeup_ns()
-        if at_ns == self._wakeup_ns:
+        if at_ns is None or (self._wakeup_ns is not None and self._wakeup_ns <= at_ns):
             return
         if self._wakeup is not None:
             self._wakeup.cancel()
         self._wakeup_ns = at_ns
-        self._wakeup = self._arm() if at_ns is not None else None
-
-    def _arm(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(max(0, (self._wakeup_ns or 0) - time.monotonic_ns()) / S, self._time_came)
+        self._wakeup = self._loop.call_later(max(0, at_ns - time.monotonic_ns()) / S, self._time_came)
 
     def _time_came(self) -> None:
-        if time.monotonic_ns() < (self._wakeup_ns or 0):  # the loop counts in milliseconds
-            self._wakeup = self._arm()
-            return
         self._wakeup = self._wakeup_ns = None
-        self._handle(TimeCame())
+        at_ns = self._engine.next_wakeup_ns()
+        if at_ns is not None and at_ns <= time.monotonic_ns():
+            self._handle(TimeCame())
+        else:  # not yet, or the loop, which counts in milliseconds, came early
+            self._set_wakeup()
 
     def _bug(self, error: BaseException | None) -> None:
         log.critical("a bug ends this worker", exc_info=error)
