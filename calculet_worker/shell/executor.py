@@ -14,9 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
+
+from msgspec.structs import replace
 
 from calculet_core.clock import MS
 from calculet_core.jobs import Completion, Holdings, JobHandle, ReturnCode

@@ -6,11 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, S
