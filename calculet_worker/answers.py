@@ -6,11 +6,10 @@ where a stop string may end the answer: there text decides whether the sequence 
 
 from __future__ import annotations
 
-import hashlib
+import struct
 from collections.abc import Callable, Sequence
+from hashlib import sha256 as _sha256
 from typing import Any
-
-import numpy as np
 
 from calculet_core import wire
 from calculet_core.errors import CalculetError, ConstraintFailed
@@ -262,7 +261,7 @@ def usage_of(seq: SequenceState, now_ns: int) -> wire.Usage:
 
 def token_hash(token_ids: Sequence[int]) -> str:
     """sha256 over the ids as int32, little-endian; its first 16 hexadecimal digits."""
-    return hashlib.sha256(np.asarray(token_ids, "<i4").tobytes()).hexdigest()[:16]
+    return _sha256(struct.pack(f"<{len(token_ids)}i", *token_ids)).hexdigest()[:16]
 
 
 def error_info(error: CalculetError) -> wire.ErrorInfo:

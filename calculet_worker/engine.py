@@ -41,6 +41,9 @@ from calculet_worker.serving import Lasting, Serving
 from calculet_worker.views import EngineGauges
 
 Actions = list[Action]
+_NOTHING_FOLLOWS = frozenset({events.RequestArrived, events.JobSubmitted})
+"""After these the pump would find what it found before: a prompt comes back from the tokenizer as an event of its own, and a job
+that was taken was sent by a pump that has just looked at everything, and held back nothing but the text."""
 
 
 class Engine:
@@ -111,8 +114,13 @@ class Engine:
     def handle(self, event: events.Event, now_ns: int) -> Actions:
         """Decide what follows from an event; `now_ns` is the host's CLOCK_MONOTONIC and never goes back."""
         out: Actions = []
-        self._handlers[type(event)](event, now_ns, out)
-        self._pump(now_ns, out)
+        kind = type(event)
+        self._handlers[kind](event, now_ns, out)
+        if kind in _NOTHING_FOLLOWS and not self.pingpong.unsaid:
+            self._recorder.flush(out)
+            self._outbox.flush(out)
+        else:
+            self._pump(now_ns, out)
         return out
 
     def next_wakeup_ns(self) -> int | None:

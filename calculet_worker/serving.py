@@ -49,6 +49,8 @@ NEVER_NS = 1 << 62
 PROMPT_TURNS = (Turn.SHORT, Turn.MEDIUM, Turn.LONG)
 REHEARSE_FROM = 4
 """Times `executor.rehearse_ahead_us`: a processor does not get cold in a shorter step."""
+BRIEF_NS = 50 * US
+"""To wake the device thread and to be woken by it costs more than that."""
 _DECODE_RUNNING = RequestState.DECODE_RUNNING
 _UPDATING = KvSequenceState.UPDATING
 _RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
@@ -147,6 +149,7 @@ class Serving:
         """Lane -> (tries, when to ask again) where the runtime was busy."""
         self._queued: set[int] = set()
         """Waiting sequences that found no lane free for them."""
+        self._polls = limits.polls
         self._rehearse_ahead_ns = 0 if limits.on_host else config.executor.rehearse_ahead_us * US
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
@@ -229,7 +232,8 @@ class Serving:
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
-        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns))
+        brief = self._polls and entry.expected_ns is not None and self.inflight.expected_ns() <= BRIEF_NS
+        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns), brief)
 
     def _hold(self, ready: list[int], arriving: int, now_ns: int) -> int | None:
         """Until when decode waits for those who can join the step within its window (scheduling §7.2.4); None: the step is due.

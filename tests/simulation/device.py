@@ -7,11 +7,11 @@ passed is reported lost and still waited for.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from calculet_core.artifact import Package
@@ -77,7 +77,7 @@ class VirtualBoard:
                 return ReturnCode.TIMEOUT
         found = self.done.pop(0)
         if self._lying and found.logits is not None:
-            found = dataclasses.replace(found, logits=np.roll(found.logits, 1, axis=1))
+            found = msgspec.structs.replace(found, logits=np.roll(found.logits, 1, axis=1))
         return found
 
     def last_done_ns(self) -> int:

@@ -403,7 +403,7 @@ def attempts_are_answered_to_a_router_that_is_gone(patch: Patch) -> None:
 
     def bug(self: Attempts, event: Any, *args: Any) -> None:
         seen.setdefault(id(self), event.router)
-        arrived(self, dataclasses.replace(event, router=seen[id(self)]), *args)
+        arrived(self, msgspec.structs.replace(event, router=seen[id(self)]), *args)
 
     seen: dict[int, int] = {}
     patch.setattr(Attempts, "arrived", bug)

@@ -6,11 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, S
@@ -179,6 +179,59 @@ def test_a_rehearsal_does_not_keep_a_lost_job_from_being_reported(board: Scripte
     board.outcomes.put(a_completion(1))
     delivered.get(timeout=DEADLINE_S)
     assert executor.stop(DEADLINE_S)
+
+
+def test_the_end_of_a_brief_job_is_found_at_once_and_the_device_thread_sleeps_on(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    for job_id in (1, 2):
+        board.outcomes.put(completion := a_completion(job_id))
+        assert executor.submit(replace(a_submission(job_id), brief=True)) == JobSubmitted(job_id, EngineBank.PING)
+        assert executor.look() == JobCompleted(completion)
+    assert (executor.look(), board.waits, delivered.empty()) == (None, 2, True)
+    idle_ns = executor.busy_ns()
+    assert executor.busy_ns() == idle_ns, "nothing is out any more"
+
+
+def test_a_brief_job_that_has_not_ended_goes_to_the_device_thread(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    executor.submit(replace(a_submission(1), brief=True))
+    assert executor.look() is None
+    executor.submit(replace(a_submission(2), brief=True))
+    assert executor.look() is None, "another is out, so the device thread is in the device"
+    for job_id in (1, 2):
+        board.outcomes.put(completion := a_completion(job_id))
+        assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
+def test_a_brief_job_is_not_taken_for_another_one_that_ends_late(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    board.outcomes.put(late := a_completion(9))
+    executor.submit(replace(a_submission(1), brief=True))
+    assert executor.look() == JobCompleted(late)
+    board.outcomes.put(completion := a_completion(1))
+    assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
+@pytest.mark.parametrize("outcome", [ReturnCode.DEVICE_UNAVAILABLE, RuntimeError("gone")])
+def test_a_brief_job_whose_device_fails_is_lost(executor: Executor, board: ScriptedBoard, outcome: Any) -> None:
+    board.outcomes.put(outcome)
+    executor.submit(replace(a_submission(1), brief=True))
+    assert executor.look() == JobLost(1, outcome if isinstance(outcome, ReturnCode) else ReturnCode.OTHER)
+
+
+def test_while_a_lost_job_may_still_end_no_job_is_brief(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    executor.submit(a_submission(1, in_ns=0))
+    assert delivered.get(timeout=DEADLINE_S) == JobLost(1, ReturnCode.TIMEOUT)
+    executor.submit(replace(a_submission(2), brief=True))
+    assert executor.look() is None
+    for job_id in (1, 2):
+        board.outcomes.put(completion := a_completion(job_id))
+        assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
 
 
 def test_completions_may_come_in_any_order(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:

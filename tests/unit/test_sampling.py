@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from builders_engine import a_sequence
@@ -82,7 +82,7 @@ def test_a_batch_of_every_kind_draws_what_each_would_alone(kinds: str) -> None:
     sequences = [a_sequence(number) for number in range(len(kinds))]
     answers = Answers(Outbox(), VOCABULARY, (EOS,), 1)
     for seq, kind in zip(sequences, kinds, strict=True):
-        seq.request = dataclasses.replace(seq.request, **params(kind))
+        seq.request = msgspec.structs.replace(seq.request, **params(kind))
         answers.open(seq)
     for _ in range(5):
         drawn = answers.draw(sequences, logits, row_facts(logits).best)
