@@ -307,7 +307,7 @@ class DeviceRecord(Record, kw_only=True):
     """How long the server took to answer: the sample lies within that span."""
     board: str
     phase: str
-    """What the run was doing: idle, golden, warmup, measure, gap, after."""
+    """What the run was doing: idle, golden, warmup, measure, gap, after; swap while a model is swapped."""
     chips: list[Chip]
     jobs: DeviceJobs
     reset_count: float | None = None

@@ -7,6 +7,7 @@ import msgspec
 from calculet_perf.checks.base import Answer, Context, Result
 from calculet_perf.evidence import Evidence
 from calculet_perf.stability import HOUR_S, LeakOutcome, StageRun
+from calculet_perf.swapping import Driven
 
 
 def manifest(context: Context) -> Answer:
@@ -149,17 +150,36 @@ def no_busy_wait(context: Context) -> Answer:
 
 
 def model_swaps(context: Context) -> Answer:
-    """By the supervisor's journal over the stage."""
+    """By the cycles that the stage drove, where it drove any, else by the supervisor's journal alone. That no answer is of two
+    generations is the history's to tell, so that journals are wanted in either case."""
     evidence, goal = context.stage_of, context.rules.model_swaps
-    if evidence.swaps is None or evidence.broken_promises is None:
+    swaps, driven = evidence.swaps, evidence.driven
+    wrong = [*driven.failed, *driven.mixed, *_residue(driven, goal.residue_bytes)] if driven is not None else []
+    wrong += [f"never ended: {name}" for name in swaps.unfinished] if swaps is not None else []
+    if wrong:
+        return Result.FAIL, f"{len(wrong)} swaps were not as asked: {wrong[0]}", wrong
+    if swaps is None or evidence.broken_promises is None:
         return Result.INSUFFICIENT, "no journals of the fleet were given (`--journal`, of every process)", []
-    swaps = evidence.swaps
-    if swaps.unfinished:
-        return Result.FAIL, f"{len(swaps.unfinished)} swaps never ended: {swaps.unfinished[0]}", swaps.unfinished
-    found = f"{swaps.loads} loads and {swaps.rollbacks} rollbacks ended as asked"
-    if swaps.loads < goal.loads or swaps.rollbacks < goal.rollbacks:
+    loads, rollbacks = (driven.loads, driven.rollbacks) if driven is not None else (swaps.loads, swaps.rollbacks)
+    found = f"{loads} loads and {rollbacks} rollbacks ended as asked"
+    if loads < goal.loads or rollbacks < goal.rollbacks:
         return Result.INSUFFICIENT, f"{found}; {goal.loads} and {goal.rollbacks} are needed", []
+    if driven is None:
+        return Result.PASS, found, []
+    found += f", {driven.unloads} of them into emptied boards"
+    if driven.unloads < goal.unloads:
+        return Result.INSUFFICIENT, f"{found}; {goal.unloads} are needed", []
+    if not any(item.moments > 1 for item in driven.residue):
+        return Result.INSUFFICIENT, f"{found}; no board told its memory while it was empty", []
     return Result.PASS, found, []
+
+
+def _residue(driven: Driven, allowed: float) -> list[str]:
+    return [
+        f"{item.board}: {item.last_bytes:.0f} bytes of device memory while empty at the end, {item.first_bytes:.0f} at the begin"
+        for item in driven.residue
+        if item.last_bytes - item.first_bytes > allowed
+    ]
 
 
 def returned(context: Context) -> Answer:

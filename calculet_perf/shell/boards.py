@@ -23,6 +23,8 @@ class Boards:
         self._client, self._run_id, self._write, self._every_s = client, run_id, write, every_s
         self._task: asyncio.Task[None] | None = None
         self.phase = "idle"
+        self.swapping = False
+        """A model is being swapped: what boards use meanwhile is neither rest nor load."""
         self.told = False
         """The server has told of at least one board."""
         self.armed: bool | None = None
@@ -46,7 +48,7 @@ class Boards:
         records = [
             device_record(
                 board, of_board, run_id=self._run_id, utc=utc, monotonic_ns=asked_ns, sample_ms=answer.round_trip_ns / 1e6,
-                phase=self.phase,
+                phase="swap" if self.swapping else self.phase,
             )
             for board, of_board in sorted(boards_of(samples).items())
         ]  # fmt: skip
