@@ -314,6 +314,24 @@ class DeviceRecord(Record, kw_only=True):
     resources: Resources
 
 
+class ProcessRecord(Record, kw_only=True):
+    """An addition: a process of the server that is no board's, as a router or the supervisor, at one moment (scheduling §19 M0)."""
+
+    schema: Literal["calculet-perf-process/v1"] = "calculet-perf-process/v1"
+    run_id: str
+    utc: str
+    monotonic_ns: int
+    phase: str
+    """As of `DeviceRecord`."""
+    process: str
+    start_s: float | None = None
+    """When it began, UTC: routers that share an address are told apart by it, and so is one that was born again."""
+    cpu_s: float | None = None
+    rss_bytes: float | None = None
+    threads: float | None = None
+    open_fds: float | None = None
+
+
 # ---------------------------------------------------------------- lines
 _encode = msgspec.json.Encoder().encode
 
@@ -349,7 +367,10 @@ def from_line(decode: msgspec.json.Decoder[T], line: bytes, source: str, number:
         raise RecordError(f"{source}:{number}: not valid JSON: {error}") from None
 
 
-RECORDS: Mapping[str, type[msgspec.Struct]] = {"requests": RequestRecord, "steps": StepRecord, "device": DeviceRecord}
+RECORDS: Mapping[str, type[msgspec.Struct]] = {
+    "requests": RequestRecord, "steps": StepRecord, "device": DeviceRecord,
+    "processes": ProcessRecord,
+}  # fmt: skip
 """File stem -> the record of its lines."""
 
 

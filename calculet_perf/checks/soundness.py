@@ -129,24 +129,27 @@ def no_lost_board(context: Context) -> Answer:
 
 
 def no_busy_wait(context: Context) -> Answer:
-    """By the CPU time of the boards' processes, while nothing runs and under load."""
+    """By the CPU time of the server's processes while nothing runs; of the boards' also under load. A process that tells no CPU
+    time is not judged, but no verdict comes without the boards'."""
     evidence, limits = context.stage_of, context.rules.busy_wait
     on_host = evidence.info.backend in limits.host_engines
     spins, unsure = [], []
     for use in evidence.cpu:
         if use.idle_share is not None and use.idle_share > limits.idle_share:
             spins.append(f"{use.board}: {use.idle_share:.0%} of a core while nothing runs, {limits.idle_share:.0%} are allowed")
-        if use.load_share is not None and use.load_share > limits.load_share and not on_host:
+        if use.load_share is not None and use.load_share > limits.load_share and use.role == "board" and not on_host:
             spins.append(f"{use.board}: {use.load_share:.0%} of a core under load, {limits.load_share:.0%} are allowed")
         if use.idle_s < limits.least_idle_s:
             unsure.append(f"{use.board}: {use.idle_s:.0f} s without load were seen, {limits.least_idle_s:g} are needed")
     if spins:
         return Result.FAIL, spins[0], spins + unsure
-    if unsure or not evidence.cpu:
+    if unsure or not any(use.role == "board" for use in evidence.cpu):
         return Result.INSUFFICIENT, unsure[0] if unsure else "no board's process told its CPU time", unsure
     most = max(use.idle_share or 0.0 for use in evidence.cpu)
     under = "; its engine computes on the host, so that its load says nothing" if on_host else ""
-    return Result.PASS, f"at most {most:.1%} of a core while nothing runs{under}", []
+    others = ", ".join(use.board for use in evidence.cpu if use.role == "other")
+    who = f" (boards, {others})" if others else " (boards; routers and supervisor told nothing)"
+    return Result.PASS, f"at most {most:.1%} of a core while nothing runs{who}{under}", []
 
 
 def model_swaps(context: Context) -> Answer:

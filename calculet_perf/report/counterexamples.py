@@ -170,7 +170,7 @@ def _stability(run: RunReport) -> Section:
             )
             for use in run.cpu
         ]  # fmt: skip
-        columns = ("board", "CPU, idle", "seen, s", "CPU, under load", "seen, s", "device busy, under load")
+        columns = ("process", "CPU, idle", "seen, s", "CPU, under load", "seen, s", "device busy, under load")
         tables.append(Table(columns, cores, frozenset({1, 2, 3, 4, 5})))
     swaps = run.swaps
     lines = []

@@ -115,7 +115,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     faults: list[FaultRun] | None
     leaks: list[Finding]
     cpu: list[CpuUse]
-    """Of the boards' processes, idle and under load."""
+    """Of the boards' processes, the routers and the supervisor, idle and under load."""
     swaps: Swaps | None
     """Model swaps by the supervisor's journal; null: no journals were given."""
     driven: Driven | None

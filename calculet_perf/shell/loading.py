@@ -89,6 +89,7 @@ def load_evidence(
         configuration_errors=problems,
         swaps=told.swaps if told else None,
         driven=driven(reader.swaps()),
+        processes=reader.processes(),
         own_rules=rules_sha256 != sha256_hex(shipped_rules()),
     )
 

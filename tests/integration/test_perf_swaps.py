@@ -53,7 +53,7 @@ def manifest(folder: Path, fleet: Fleet, other: Path, **swaps: Any) -> Path:
     fields["model"] = {"alias": "toy", "generation": None, "calbin_sha256": None}
     fields["software"] = dict.fromkeys(fields["software"])
     fields["hardware"] = dict.fromkeys(fields["hardware"])
-    part = {"allow": True, "other": str(other), "cycles": 6, "unload_every": 3, **swaps}
+    part = {"allow": True, "other": str(other), "cycles": 4, "unload_every": 3, **swaps}
     fields["fleet"] = {"config": str(fleet.config), "swaps": part}
     path = folder / "m.yaml"
     path.write_text(yaml.safe_dump(fields))
@@ -72,12 +72,12 @@ def cycles(out: Path) -> list[SwapCycle]:
 def test_a_stage_swaps_the_model_under_load_and_is_judged_by_it(fleet: Fleet, home: Path, other: Path, tmp_path: Path) -> None:
     first, second, out = read_package(home).digest, read_package(other).digest, tmp_path / "run"
     written = manifest(tmp_path, fleet, other)
-    planned = perf("soak", written, *soak_options(out, 12), "--dry-run")
+    planned = perf("soak", written, *soak_options(out, 8), "--dry-run")
     assert planned.returncode == PASS, planned.stderr
-    assert "6 cycles, one each 2 s (3 x swap, 1 x rollback, 2 x unload_load)" in planned.stdout
+    assert "4 cycles, one each 2 s (2 x swap, 1 x rollback, 1 x unload_load)" in planned.stdout
     assert "load/unload cycles" in planned.stdout
     assert not out.exists() and set(held(fleet).values()) == {first}, "a dry run changes nothing"
-    done = perf("soak", written, *soak_options(out, 12))
+    done = perf("soak", written, *soak_options(out, 8))
     assert done.returncode == PASS, done.stdout + done.stderr
     assert set(held(fleet).values()) == {first}, "left as it was found"
     found = cycles(out)
@@ -96,7 +96,7 @@ def test_a_stage_swaps_the_model_under_load_and_is_judged_by_it(fleet: Fleet, ho
     assert [record.result.error_code for record in records if not record.ok] == [], "nobody's request was lost to a swap"
     assert "swap" in {sample.phase for sample in RunReader(out).device()}
     cut = {item.what: (item.asked, item.done) for item in RunReader(out).info.shortened}
-    assert cut["load/unload cycles"] == (100, 6)
+    assert cut["load/unload cycles"] == (100, 4)
     assert cut["stage candidate"][0] == 28800
 
     (tmp_path / "claim.yaml").write_text("schema: calculet-claim/v1\nclaim: multi_model\nsla: {reject_rate: 0.1}\n")
@@ -107,30 +107,30 @@ def test_a_stage_swaps_the_model_under_load_and_is_judged_by_it(fleet: Fleet, ho
     assert checks["model_swaps"]["result"] == "insufficient_evidence" and "100 and 1 are needed" in checks["model_swaps"]["why"]
     assert checks["stage_length"]["result"] == "insufficient_evidence"
     assert (checks["promises"]["result"], checks["no_crosstalk"]["result"]) == ("pass", "pass"), checks
-    assert "shortened: load/unload cycles, 6 of 100 cycles" in (out / "report.html").read_text()
+    assert "shortened: load/unload cycles, 4 of 100 cycles" in (out / "report.html").read_text()
 
 
 def test_ctrl_c_in_a_swap_leaves_the_fleet_whole_and_resume_brings_it_home(fleet: Fleet, home: Path, other: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    written = manifest(tmp_path, fleet, other, cycles=4, unload_every=0, rollback_every=0)
-    command = [str(BIN / "calculet-perf"), "soak", str(written), *soak_options(out, 8)]
+    written = manifest(tmp_path, fleet, other, cycles=2, unload_every=0, rollback_every=0)
+    command = [str(BIN / "calculet-perf"), "soak", str(written), *soak_options(out, 5)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: read_package(other).digest in held(fleet).values(), "a board that has moved")
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=100)
     assert process.returncode == INFRASTRUCTURE, stderr
     assert "--resume" in stderr
-    done = perf("soak", written, *soak_options(out, 8), "--resume")
+    done = perf("soak", written, *soak_options(out, 5), "--resume")
     assert done.returncode == PASS, done.stdout + done.stderr
     assert set(held(fleet).values()) == {read_package(home).digest}
-    summed = driven(cycles(out))
-    assert summed is not None and (summed.failed, summed.mixed) == ([], [])
-    assert summed.loads >= 4, "what was interrupted was done again"
+    whole = [cycle for cycle in cycles(out) if not cycle.interrupted]
+    assert whole and [cycle.why for cycle in whole] == [None] * len(whole)
+    assert [cycle.number for cycle in whole] == list(range(len(whole))), "what was interrupted was done again"
 
 
 def test_without_the_switch_nothing_is_swapped(fleet: Fleet, home: Path, other: Path, tmp_path: Path) -> None:
     rollouts = json.loads(fleet.cli("rollouts", "--json").stdout)
-    done = perf("soak", manifest(tmp_path, fleet, other, allow=False), *soak_options(tmp_path / "run", 2))
+    done = perf("soak", manifest(tmp_path, fleet, other, allow=False), *soak_options(tmp_path / "run", 1))
     assert done.returncode == PASS, done.stderr
     assert not (tmp_path / "run" / "swaps.jsonl").exists()
     assert json.loads(fleet.cli("rollouts", "--json").stdout) == rollouts
