@@ -49,6 +49,7 @@ class Client:
         "expected",
         "max_tokens",
         "meant",
+        "must_be_served",
         "number",
         "outcome",
         "pending",
@@ -127,6 +128,7 @@ class Client:
         self.outcome = self.code = None
         self._begin()
         self.router, self.request = router, 0
+        self.must_be_served = world.must_serve()
         body: dict[str, Any] = {
             "model": world.alias, "prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0.0, "n": self.choices,
             "stream": self.stream,
@@ -174,6 +176,8 @@ class Client:
         else:
             self.outcome, self.code = "failed", said.error.code if said.error is not None else str(said.status)
             world.saw(f"client got {self.code}")
+            if self.must_be_served and said.status >= 500 and self.timeout_ms is None:
+                world.checker.unserved(self.request, self.code)
             if self.code == ShuttingDown.code:
                 self._hurried()
             if said.said_done or (self.request and self.code != self.refused):
@@ -373,8 +377,8 @@ class Clients:
         return found
 
     def a_router(self) -> RouterHost | None:
-        """One that listens."""
-        found = [router for router in self.world.keeper.routers.values() if router.listening and not router.stopped]
+        """One that listens. One that stands still listens, too: the kernel accepts for it, and what is written waits."""
+        found = [router for router in self.world.keeper.routers.values() if router.listening]
         return self._rng.choice(found) if found else None
 
     def router_died(self, router: RouterHost) -> None:

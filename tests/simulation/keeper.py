@@ -91,7 +91,9 @@ class Keeper:
         self.begin()
 
     def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
-        """Unless it has died by then."""
+        """Unless it has died by then, or is dead already: a successor starts its own processes."""
+        if not self.alive:
+            return
         self._timeline.after(delay_ns, self._if_alive, self._life, work, args)
 
     def _if_alive(self, life: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from calculet_core.artifact import Package
 from calculet_core.history import Event
+from calculet_core.shell import holding
 from calculet_core.shell.limits import SharedLimits
 from calculet_router.shell import app as router_app
 from calculet_router.shell import endpoints, worker_link
 from calculet_supervisor.shell import app as supervisor_app
-from calculet_supervisor.shell import rollouts
+from calculet_supervisor.shell import config_verbs, configuring, rollouts
 from calculet_worker.events import PackageVerified
 from calculet_worker.shell import app as worker_app
 from calculet_worker.shell import prompts, reporting
@@ -278,7 +279,10 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
     for module in list(sys.modules.values()):
         if module.__name__.startswith("calculet_") and vars(module).get("time") is time:
             found.append((module, "time", world.timeline))
+    found += [(module, "load_fleet", lambda path: world.fleet) for module in (configuring, config_verbs, holding)]
+    found += [(module, "set_level", lambda level: None) for module in (worker_app, router_app)]
     return found + [
+        (config_verbs, "configured_packages", lambda fleet, versions: {}), (config_verbs, "read_package", world.package_at),
         (worker_app, "os", system), (worker_app, "threading", SimpleNamespace(excepthook=None)), (worker_app, "Telemetry", Counters),
         (prompts, "TokenizingPool", TokenizingPool), (worker_app, "verify", verify), (worker_app, "HOUSEKEEPING_S", settings.housekeeping_s),
         (worker_app, "Executor", lambda device, deliver, rehearse: here().device_thread(deliver)),

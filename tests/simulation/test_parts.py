@@ -120,6 +120,28 @@ def test_time_that_does_not_move_is_an_error() -> None:
         timeline.run_until(timeline.now + 1)
 
 
+def test_a_supervisor_that_outlives_its_keeper_is_followed_by_one_and_not_by_two() -> None:
+    world, started = World(NOTHING), list[int]()
+    keeper, timeline = world.keeper, world.timeline
+    with virtual(world):
+        try:
+            keeper.begin()
+            timeline.run_until(timeline.now + S)
+            first = keeper.supervisor
+            assert first is not None
+            first.stop()
+            keeper.die()
+            timeline.run_until(timeline.now + 2 * S)
+            keeper._delay = lambda process: S  # type: ignore[method-assign]  # longer than the successor takes
+            start = keeper._start_supervisor
+            keeper._start_supervisor = lambda: (started.append(1), start())[1]  # type: ignore[method-assign]
+            first.resume()
+            timeline.run_until(timeline.now + 5 * S)
+        finally:
+            world._end()
+    assert len(started) == 1, "the next keeper's own"
+
+
 class Peer:
     """Two processes and a pipe between them."""
 
