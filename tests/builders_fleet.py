@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -110,6 +111,8 @@ class Fleet:
         self.config = folder / "fleet.yaml"
         self.config.write_text(json.dumps(config))
         self.keeper: subprocess.Popen[str] | None = None
+        self.tls: ssl.SSLContext | None = None
+        """Of clients, where the fleet speaks HTTPS; its certificate is for localhost."""
 
     # ---------------------------------------------------------------- life
     def start(self, ready: int | None = None) -> Fleet:
@@ -224,6 +227,8 @@ class Fleet:
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if self.tls is not None:
+            connection = http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.tls)
         try:
             connection.request(method, path, body, {"content-type": "application/json", **(headers or {})})
             response = connection.getresponse()
