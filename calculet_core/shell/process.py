@@ -20,6 +20,17 @@ def is_shortage(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in SHORTAGES
 
 
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, of whatever user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 @cache
 def _statm(pid: int) -> int:
     """One that was opened before a fork tells of the parent."""

@@ -27,6 +27,7 @@ from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
 from calculet_supervisor.shell.fork_server import ForkServer
+from calculet_supervisor.shell.front import Front
 from calculet_supervisor.shell.watching import Watch
 
 SERVICES = ("router", "supervisor")
@@ -64,6 +65,7 @@ class Keeper:
         self._services: dict[str, Child] = {}
         self._workers: dict[str, Child] = {}
         self._forks = ForkServer(fleet, self._children)
+        self._front = Front(fleet, self._children, self._not_replaced)
         self._starting: set[str] = set()
         """Boards whose worker is asked for and has no process yet."""
         self._failures = dict.fromkeys(SERVICES, 0)
@@ -113,13 +115,28 @@ class Keeper:
         if self._stopping:
             return
         try:
-            self._services[name] = self._children.start(name, name, command_of(f"calculet_{name}", self._fleet.path))
+            if name == "router":
+                self._front.start()
+            else:
+                self._services[name] = self._children.start(name, name, command_of(f"calculet_{name}", self._fleet.path))
         except OSError as error:
             self._complain(f"the {name} cannot be started: {error}")
             self._loop.call_later(CONFIG_RETRY_S, self._start_service, name)
 
-    def _service_ended(self, child: Child, how: Ended) -> None:
-        name, words = child.name, _words(child, how)
+    def _router_ended(self, child: Child, how: Ended) -> None:
+        serves = child is self._front.serving
+        self._changed.set()
+        if self._front.ended(child, _words(child, how)):
+            self._service_ended("router", child, how)
+        elif serves:
+            self._complain(f"the router ended ({_words(child, how)}); its successor serves (log: {child.log})")
+
+    def _not_replaced(self, pid: int, why: str) -> None:
+        self._complain(f"the router is not replaced and goes on: {why}")
+        self._tell(router_stays=pid, reason=why)
+
+    def _service_ended(self, name: str, child: Child, how: Ended) -> None:
+        words = _words(child, how)
         self._services.pop(name, None)
         self._changed.set()
         if self._stopping:
@@ -164,6 +181,9 @@ class Keeper:
             self._watch.see(message["boards"])
         elif verb == "start":
             self._start_worker(message["board"])
+        elif verb == "replace":
+            if not self._stopping:
+                self._front.replace(message["router"])
         elif (child := self._workers.get(message["board"])) is not None:
             number, group = SIGNALS[verb]
             child.signal(number, group=group)
@@ -192,8 +212,10 @@ class Keeper:
 
     def _reap(self) -> None:
         for child, how in self._children.reap():
-            if child.name in SERVICES and self._services.get(child.name) is child:
-                self._service_ended(child, how)
+            if child in self._front.living:
+                self._router_ended(child, how)
+            elif child.name in SERVICES and self._services.get(child.name) is child:
+                self._service_ended(child.name, child, how)
             elif self._forks.ended(child, how):
                 self._changed.set()
             elif self._workers.get(child.name) is child:
@@ -209,7 +231,8 @@ class Keeper:
         config = self._fleet.config
         drain_s = config.supervision.drain_timeout_ms / 1000
         self._forks.close()
-        await self._stop(lambda: self._named("router"), config.router.drain_timeout_s + STOP_GRACE_S)
+        self._front.refuse()
+        await self._stop(lambda: list(self._front.living), config.router.drain_timeout_s + STOP_GRACE_S)
         await self._stop(lambda: list(self._workers.values()), drain_s + STOP_GRACE_S)
         await self._stop(lambda: self._named("supervisor"), STOP_GRACE_S)
         await self._stop(lambda: self._forks.living, STOP_GRACE_S)

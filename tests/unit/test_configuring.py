@@ -48,7 +48,7 @@ class Scene:
         self.started_s = -100.0
         self.store = SimpleNamespace(want=self._want)
         self.now_ns = 0
-        memory: Any = SimpleNamespace(applied=Applied(2, 0.0, allow_downtime, kept))
+        memory: Any = SimpleNamespace(applied=Applied(2, 0.0, allow_downtime, kept), flags={})
         self.configuring = Configuring(self, memory)  # type: ignore[arg-type]
 
     # ---------------------------------------------------------------- what a supervisor is asked
