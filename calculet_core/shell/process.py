@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from functools import cache
+from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -29,6 +30,15 @@ def is_alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def began_s(pid: int) -> float | None:
+    """When a process began, seconds on CLOCK_BOOTTIME (which no setting of the clock moves); None: there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 @cache
