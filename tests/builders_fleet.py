@@ -96,6 +96,9 @@ class Answer:
 class Fleet:
     """`calculet up` over a configuration in `folder`; stop it with `stop`, or kill parts of it."""
 
+    tls: ssl.SSLContext | None = None
+    """Of clients, where the fleet speaks HTTPS; its certificate is for localhost."""
+
     def __init__(self, folder: Path, package: Path, trust: Path, *, boards: int = 2, device: str = "sim", **sections: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port, self.boards = folder, free_port(), [f"board{index}" for index in range(boards)]
@@ -111,8 +114,6 @@ class Fleet:
         self.config = folder / "fleet.yaml"
         self.config.write_text(json.dumps(config))
         self.keeper: subprocess.Popen[str] | None = None
-        self.tls: ssl.SSLContext | None = None
-        """Of clients, where the fleet speaks HTTPS; its certificate is for localhost."""
 
     # ---------------------------------------------------------------- life
     def start(self, ready: int | None = None) -> Fleet:

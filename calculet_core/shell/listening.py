@@ -11,10 +11,10 @@ def listens_at(sock: socket.socket, listen: str) -> bool:
     found_host, found_port = sock.getsockname()[:2]
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
-    if int(port) not in (0, found_port) or host == found_host:
-        return bool(host == found_host)
+    if int(port) not in (0, found_port):
+        return False
     try:
-        return any(found_host == address[4][0] for address in socket.getaddrinfo(host, None))
+        return host == found_host or any(found_host == address[4][0] for address in socket.getaddrinfo(host, None))
     except OSError:
         return False
 
