@@ -44,10 +44,10 @@ def restart(board: str, config: Path, waits: bool, as_json: bool) -> None:
     if board == ROUTER and all(one.name != ROUTER for one in fleet.config.boards):
         _restart_routers(fleet, waits, as_json)
         return
-    say_drain(board, fleet.config.supervision.drain_timeout_ms / 1000, "supervision.drain_timeout_ms", "shutting_down")
     rows = ask(fleet, "status")["boards"] if waits else []
     before = next((row["epoch"] for row in rows if row["board"] == board), None)
     answer = ask(fleet, "restart", board=board)
+    say_drain(board, fleet.config.supervision.drain_timeout_ms / 1000, "supervision.drain_timeout_ms", "shutting_down")
     if waits:
         watch(fleet, board, "ready", min_epoch=(before or 0) + 1)
     words = f"{board} is restarted and ready" if waits else f"{board} restarts once its requests have ended"
@@ -55,8 +55,8 @@ def restart(board: str, config: Path, waits: bool, as_json: bool) -> None:
 
 
 def _restart_routers(fleet: Fleet, waits: bool, as_json: bool) -> None:
-    say_drain("each router", fleet.config.router.drain_timeout_s, "router.drain_timeout_s", "shutting_down")
     answer = ask(fleet, "restart routers")
+    say_drain("each router", fleet.config.router.drain_timeout_s, "router.drain_timeout_s", "shutting_down")
     if waits:
         _follow(fleet)
     what = f"{len(answer['routers'])} router{'s' if len(answer['routers']) > 1 else ''}"

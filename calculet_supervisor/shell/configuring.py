@@ -125,12 +125,16 @@ class Configuring:
         boards = self._supervisor.sightings.boards
         for board in self._supervisor.boards:
             seen = boards.get(board, NOTHING_SEEN)
-            if self._supervisor.out(board) is None and (seen.report is None or seen.report.state != READY):
+            if self._is_to_serve(board) and (seen.report is None or seen.report.state != READY):
                 found.append(f"{board} is not ready: {seen.report.state if seen.report else 'no worker reports'}")
-            elif self._supervisor.out(board) is None and (routers := self._supervisor.sightings.unreached_by(board)):
+            elif self._is_to_serve(board) and (routers := self._supervisor.sightings.unreached_by(board)):
                 found.append(f"{board} is ready, and not reached yet by router {', '.join(routers)}")
         gone = [board for board, seen in boards.items() if board not in self._supervisor.boards and seen.pid is not None]
         return found + [f"{board} drains and ends" for board in gone]
+
+    def _is_to_serve(self, board: str) -> bool:
+        """Nobody has taken it out, and its model is not unloaded: it is waited for."""
+        return self._supervisor.out(board) is None and self._supervisor.rollouts.placement(board)[0] is not None
 
     def _knows_routers(self) -> bool:
         """Whether every router that lives has had time to report to this supervisor."""
@@ -209,7 +213,7 @@ class Configuring:
                 return None  # somebody is on its way
             if holds(report.config_start, self._started[board]) is False:
                 stale.append(board)
-            elif supervisor.out(board) is None and not allows_downtime and not self._serves(board):
+            elif self._is_to_serve(board) and not allows_downtime and not self._serves(board):
                 return None
         for board in stale:
             if self._is_tried(board):

@@ -118,7 +118,8 @@ def plan(fleet: Fleet, *, allow_downtime: bool, again: bool = False) -> Steps:
     begun = before or _begun_now()
     found = {unit: pid for pattern in (SUPERVISOR, *ROUTERS) for unit, pid in _running(pattern).items()}
     if SUPERVISOR not in found:
-        raise Refusal(f"{SUPERVISOR} does not run under systemd here", "a fleet of `calculet up` is restarted by hand")
+        hint = "a fleet of `calculet up` is restarted with `calculet restart router`, then `calculet restart BOARD`"
+        raise Refusal(f"{SUPERVISOR} does not run under systemd here", hint)
     rows = _until_rows(fleet, time.monotonic() + (AWAY_S if before else 0))
     serving = [row for row in rows if row["up"] and row["state"] in SERVES]
     coming = [row for row in rows if row not in serving and before is not None and _is_coming(row, begun)]
