@@ -364,6 +364,11 @@ class TakeConfiguration(msgspec.Struct, frozen=True):
     live: str
 
 
+class RetireRouter(msgspec.Struct, frozen=True):
+    """To a router: end after its drain, so that whoever keeps it starts it again, with what it takes only at its start. Said twice
+    it is the same."""
+
+
 class Disturb(msgspec.Struct, frozen=True):
     """To a worker or a router: carry this fault until then. Ignored by a process whose configuration does not allow chaos."""
 
@@ -433,6 +438,12 @@ class RouterReport(msgspec.Struct, frozen=True):
     config_error: str | None = None
     serves: dict[str, int] | None = None
     """Board name -> the generation that this router would send a request to; None: it does not say (it takes no requests yet)."""
+    name: str = ""
+    """Of its journal, log and metrics."""
+    began_s: float = 0.0
+    """When its process began, UTC seconds; 0: it does not say."""
+    draining: bool = False
+    """It takes nobody new and ends."""
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -489,7 +500,7 @@ class FleetView(msgspec.Struct, frozen=True):
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
     | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
-    | Disturb | TakeConfiguration
+    | Disturb | TakeConfiguration | RetireRouter
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -514,6 +525,7 @@ KINDS: dict[bytes, type[Any]] = {
     b"fv": FleetView,
     b"di": Disturb,
     b"tc": TakeConfiguration,
+    b"re": RetireRouter,
 }
 
 _KIND_OF: dict[type[Any], bytes] = {cls: kind for kind, cls in KINDS.items()}

@@ -321,6 +321,10 @@ class Dispatcher:
             self._looked = self.roster.changes
         if self.parking.add(flight, now_ns) and limit:
             out.append(actions.Parked(alias))
+        ongoing = flight.ongoing
+        waits = all(other.accepted or other.done or other.state is WAITING for other in ongoing.flights)
+        if limit and ongoing.call.stream and waits:
+            out.append(actions.Admitted(ongoing.owner))
         data = {"model": alias, "for": "turn" if limit else "link"}
         out.append(
             Entry(history.REQUEST_WAITING, now_ns, flight.request_id, flight.attempt or None, None, None, None, None, data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from functools import cache
+from pathlib import Path
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -30,6 +31,26 @@ def is_machines(error: BaseException | None) -> bool:
 def in_words(error: OSError) -> str:
     """`PATH: No space left on device`, without the number; what a person needs of it."""
     return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, of whatever user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def began_s(pid: int) -> float | None:
+    """When a process began, seconds on CLOCK_BOOTTIME (which no setting of the clock moves); None: there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 @cache

@@ -7,6 +7,7 @@ import socket
 from functools import cache
 
 _FIRST_FD = 3
+KEPT = "CALCULET_LISTEN_FD"
 
 
 def sd_notify(state: str) -> bool:
@@ -28,7 +29,12 @@ def _socket() -> socket.socket:
 
 
 def listen_fds() -> dict[str, list[int]]:
-    """Descriptors that the service manager passed, by name; made close-on-exec and forgotten from the environment."""
+    """Descriptors that the service manager passed, by name; made close-on-exec and forgotten from the environment. A keeper passes
+    the one that it holds by its number alone (`KEPT`): it does not know its child's process id before there is one."""
+    kept = os.environ.pop(KEPT, None)
+    if kept is not None:
+        os.set_inheritable(int(kept), False)
+        return {"http": [int(kept)]}
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return {}
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")

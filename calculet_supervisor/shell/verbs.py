@@ -152,6 +152,7 @@ class Verbs:
         """Commit what is wanted of a board, with who said so, and act on it. `wanted` was made of what holds now, so a second word
         has to wait until the first one does."""
         supervisor = self._supervisor
+        already = wanted == supervisor.wanted.get(board, Wanted())
         if board in self._saving:
             raise Refused(f"{verb} {board} was not done: another word about {board} is just being saved", "ask again")
         self._saving.add(board)
@@ -166,4 +167,4 @@ class Verbs:
         data = {"verb": verb, "uid": caller.uid, "by_pid": caller.pid, "detail": detail}
         supervisor.note(Note(history.FLEET_ADMIN, board, data=data))
         supervisor.decide_soon()
-        return {"board": board, "up": wanted.up, "draining": wanted.draining}
+        return {"board": board, "up": wanted.up, "draining": wanted.draining, "already": already}

@@ -27,6 +27,8 @@ class Watchdog:
 
     def __init__(self, limit_s: float, on_silent: Callable[[int], None], now: Callable[[], float] = time.monotonic) -> None:
         self._limit_s, self._on_silent, self._now = limit_s, on_silent, now
+        self.on_ready: Callable[[int], None] | None = None
+        """Told the pid of each process that says `READY=1`."""
         self._heard: dict[int, float] = {}
         self._wanted: set[int] = set()
         self._checked_s = now()
@@ -62,14 +64,17 @@ class Watchdog:
         """Whatever was said."""
         while True:
             try:
-                _, beside, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
+                words, beside, _, _ = self._socket.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(CREDENTIALS.size))
             except BlockingIOError:
                 return
             for level, kind, data in beside:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                     pid = CREDENTIALS.unpack(data[: CREDENTIALS.size])[0]
-                    if pid in self._wanted:
-                        self._heard[pid] = self._now()
+                    if pid not in self._wanted:
+                        continue
+                    self._heard[pid] = self._now()
+                    if self.on_ready is not None and b"READY=1" in words.splitlines():
+                        self.on_ready(pid)
 
     def check(self) -> None:
         """Who has been silent for too long."""

@@ -1,8 +1,9 @@
 """The development keeper as launcher: MessagePack objects over its Unix socket. It is the workers' parent, so it knows every exit.
 
 To the keeper: `{"verb": "list"}`, `{"verb": VERB, "board": ...}` (VERB: start, stop, dump, abort, kill),
-`{"verb": "tell", "boards": {...}}`.
-From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited": board, "code", "signal", "reason"}`.
+`{"verb": "tell", "boards": {...}}`, `{"verb": "replace", "router": pid}`.
+From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited": board, "code", "signal", "reason"}`,
+`{"router_stays": pid, "reason"}` when no successor could take its place.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class KeeperLauncher:
     def tell(self, boards: dict[str, Any]) -> None:
         self._send(verb="tell", boards=boards)
 
+    def replace_router(self, pid: int) -> bool:
+        self._send(verb="replace", router=pid)
+        return True
+
     def close(self) -> None:
         self._task.cancel()
         self._writer.close()
@@ -96,6 +101,8 @@ class KeeperLauncher:
             self._listed.set_result(message["listed"])
         elif "started" in message:
             self._events.started(message["started"], message["pid"])
+        elif "router_stays" in message:
+            self._events.router_stays(message["router_stays"], message["reason"])
         elif "exited" in message:
             how = Exit(message.get("code"), message.get("signal"), message.get("reason"))
             self._events.exited(message["exited"], how)
