@@ -155,6 +155,8 @@ class SequenceState:
     """Its constraint's state, a `calculet_worker.output.constraint.Matcher`; None: any token may come."""
     echo: str = ""
     """What the answer begins with before its first token."""
+    given: tuple[int, ...] | None = None
+    """The prompt's tokens behind the first, where each has a step of its own for its log probability; None: none has."""
     waiting_since_ns: int = 0
     ready_since_ns: int = 0
     admitted_ns: int = 0
@@ -166,6 +168,18 @@ class SequenceState:
     def tenant(self) -> str:
         """Whose request it is."""
         return self.request.tenant
+
+    @property
+    def told_prompt_tokens(self) -> int:
+        """The prompt's tokens as its client counts them."""
+        return self.prompt_tokens + (0 if self.given is None else len(self.given))
+
+    @property
+    def told_tokens(self) -> int:
+        """Tokens that were generated, as its client counts them: given ones are the prompt's."""
+        if self.given is None:
+            return self.generated_tokens
+        return max(0, self.generated_tokens - len(self.given)) if self.request.max_new_tokens != 0 else 0
 
     @property
     def terminal(self) -> bool:

@@ -152,11 +152,12 @@ class Refusal(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
-    """One drawn token with its alternatives, natural logarithms."""
+    """One token with its alternatives, natural logarithms."""
 
     token_id: int
     token_bytes: bytes
     logprob: float
+    """NaN: it has none, since nothing came before it."""
     top: list[tuple[int, bytes, float]]
 
 

@@ -288,7 +288,7 @@ class Dispatcher:
         submit = Submit(
             flight.request_id, flight.attempt, worker.epoch, view.generation, view.digest, alias.alias, tenant.name, tenant.weight,
             flight.prompt, call.max_new_tokens, flight.sampling, call.stop, ongoing.deadline_ns, ongoing.deadline_asked,
-            ongoing.accepted_ns, echo=call.echo and flight.prompt.token_ids is not None,
+            ongoing.accepted_ns, echo=call.scored or (call.echo and flight.prompt.token_ids is not None),
             traceparent=None if ongoing.trace is None else _traceparent(ongoing.trace, flight), constraint=call.constraint,
         )  # fmt: skip
         out.append(Send(worker.board, worker.epoch, submit))

@@ -66,6 +66,9 @@ class Call(msgspec.Struct, frozen=True):
     """The answer carries the extension `calculet`: tokens per chunk, the hash of all tokens, times."""
     constraint: Constraint | None = None
     """What every answer must keep to."""
+    scored: bool = False
+    """Text completions: the answer starts with the prompt's tokens and their log probabilities, all by the worker; `echo` is not
+    set then."""
 
 
 class ContentPart(msgspec.Struct):
@@ -176,6 +179,8 @@ class CompletionRequest(_Body, kw_only=True):
     """`POST /v1/completions`."""
 
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1)]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0 with `echo` and `logprobs`: only the prompt's own."""
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS["text"])] | None = None
     echo: bool | None = None
     # Of chats only: see UNSUPPORTED_IN_TEXTS.
@@ -266,11 +271,7 @@ def parse_text(body: bytes) -> Call:
         if (value := getattr(asked, name)) is not None and value not in harmless:
             raise Unsupported(f"{name} is not supported here, only in /v1/chat/completions", param=name)
     prompts = _prompts(asked.prompt)
-    echo = bool(asked.echo)
-    if echo and asked.logprobs is not None:
-        message = "echo together with logprobs is not supported: devices return the logits of a prompt's last position only"
-        raise Unsupported(message, param="echo")
-    return _call(Kind.TEXT, asked, prompts, asked.logprobs, echo)
+    return _call(Kind.TEXT, asked, prompts, asked.logprobs, bool(asked.echo))
 
 
 def parse_timeout_ms(value: bytes) -> int:
@@ -387,15 +388,18 @@ def _prompts(prompt: Any) -> list[Prompt]:
 def _call(
     kind: Kind, asked: Any, prompts: list[Prompt], logprobs: int | None, echo: bool, wish: Wish = NO_WISH
 ) -> Call:
-    n = asked.n or 1
+    n, scored = asked.n or 1, echo and logprobs is not None
     limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     if error := _refusal(asked, n, limit, len(prompts)):
         raise error
+    if limit == 0 and not scored:
+        raise InvalidValue("max_tokens must be at least 1, or 0 with echo and logprobs", param="max_tokens")
     include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
     return Call(
         kind, asked.model, prompts, n, limit, _sampling(asked, logprobs), _stop_rules(*_stops(asked)), bool(asked.stream),
-        include_usage, echo, len(prompts) * n, tuple(name for name in ("temperature", "top_p") if getattr(asked, name) is None),
-        asked.calculet is not None and bool(asked.calculet.timing), wish.constraint,
+        include_usage, echo and not scored, len(prompts) * n,
+        tuple(name for name in ("temperature", "top_p") if getattr(asked, name) is None),
+        asked.calculet is not None and bool(asked.calculet.timing), wish.constraint, scored,
     )  # fmt: skip
 
 

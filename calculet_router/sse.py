@@ -357,10 +357,13 @@ def _chat_token(data: bytes, logprob: float) -> dict[str, Any]:
     return {"token": data.decode(errors="replace"), "logprob": _finite(logprob), "bytes": list(data)}
 
 
-def _alternatives(token: TokenLogprob) -> dict[str, float]:
-    """The best by name; the drawn one is always among them, so there may be one more than was asked for."""
-    found = {_name(data): _finite(logprob) for _, data, logprob in token.top}
-    found.setdefault(_name(token.token_bytes), _finite(token.logprob))
+def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
+    """The best by name; the drawn one is always among them, so there may be one more than was asked for. None where there is no
+    log probability."""
+    if token.logprob != token.logprob:
+        return None
+    found = {_name(data): _floor(logprob) for _, data, logprob in token.top}
+    found.setdefault(_name(token.token_bytes), _floor(token.logprob))
     return found
 
 
@@ -372,5 +375,12 @@ def _name(data: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-def _finite(logprob: float) -> float:
+def _finite(logprob: float) -> float | None:
+    """None for NaN: a prompt's first token has none."""
+    if logprob != logprob:
+        return None
+    return _floor(logprob)
+
+
+def _floor(logprob: float) -> float:
     return logprob if logprob > _LOWEST_LOGPROB else _LOWEST_LOGPROB

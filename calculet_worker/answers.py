@@ -18,6 +18,7 @@ from calculet_core.requests import FinishReason, SequenceState
 from calculet_worker.actions import Action, ToRouter
 from calculet_worker.output.aligned import Aligned
 from calculet_worker.output.sampling import Sampler
+from calculet_worker.output.scoring import GivenSampler, GivenText, first_logprob
 from calculet_worker.output.text import TextStream
 from calculet_worker.output.tools import CallingText
 from calculet_worker.records import INTERNAL
@@ -81,6 +82,33 @@ class Answer:
         return piece
 
 
+class ScoredAnswer(Answer):
+    """One that begins with its prompt's tokens, each with its log probability; they count as the prompt's. Whoever scores cuts by
+    place, so the token that ends it has an entry, too: there are as many as usage counts tokens, but for a stop string's."""
+
+    __slots__ = ("_seq", "_told")
+
+    def __init__(
+        self, seq: SequenceState, given: tuple[int, ...], vocabulary: Sequence[bytes], eos_token_ids: tuple[int, ...], seed: int
+    ) -> None:
+        request, drawn = seq.request, seq.request.max_new_tokens != 0
+        sampler = GivenSampler(request, eos_token_ids, seq.prompt_token_ids, given, seed)
+        super().__init__(seq, sampler, GivenText(vocabulary, request.stop.strings, seq.told_prompt_tokens, drawn))
+        self._seq, self._told = seq, 0
+        assert self.aligned is not None and self.logprobs is not None, "it is scored for its log probabilities"
+        first = int(seq.prompt_token_ids[0])
+        self.shown, self.aligned.drawn = self.text.push(first), first_logprob(first, vocabulary)
+        self.logprobs += self.aligned.take(len(self.shown), 0, False)
+
+    def piece(self) -> wire.Piece:
+        """See `Answer`."""
+        told, aligned = self._seq.told_tokens, self.aligned
+        self.count, self._told = told - self._told, told
+        if self.finish is not None and aligned is not None and aligned.drawn is not None and self.logprobs is not None:
+            self.logprobs += [*aligned.rest(), aligned.drawn]  # EOS or a stop id: no text, but one of the tokens that were counted
+        return super().piece()
+
+
 class Outbox:
     """What is to be sent, router by router; `flush` makes the texts and the messages."""
 
@@ -100,7 +128,9 @@ class Outbox:
         """Admission said Admit or Queue."""
         key = seq.request.key
         if seq.request.router != INTERNAL:
-            acceptance = wire.Acceptance(key.request_id, key.attempt, seq.prompt_tokens, seq.max_new_tokens)
+            told = seq.told_prompt_tokens
+            most = seq.prompt_tokens + seq.max_new_tokens - told
+            acceptance = wire.Acceptance(key.request_id, key.attempt, told, most)
             self._message(seq.request.router).accepted.append(acceptance)
 
     def refuse(self, router: int, key: WireKey, error: CalculetError) -> None:
@@ -157,6 +187,9 @@ class Answers:
         if request.router == INTERNAL:
             return
         seed = (self._seed + request.key.request_id * _SEED_STRIDE) & _SEED_MASK
+        if seq.given is not None:
+            self._by_seq[seq.seq_id] = ScoredAnswer(seq, seq.given, self._vocabulary, self._eos, seed)
+            return
         sampler = Sampler(request.sampling, request.stop, self._eos, seq.prompt_token_ids, seed, seq.matcher)
         constraint, strings = request.constraint, request.stop.strings
         if constraint is not None and constraint.tools:
@@ -249,13 +282,13 @@ def usage_of(seq: SequenceState, now_ns: int) -> wire.Usage:
     """The server's count; a time is None where its phase was not reached."""
     admitted, first = seq.admitted_ns, seq.first_token_ns
     return wire.Usage(
-        seq.prompt_tokens,
-        seq.generated_tokens,
+        seq.told_prompt_tokens,
+        seq.told_tokens,
         queue_ns=admitted - seq.waiting_since_ns if admitted else None,
         prefill_ns=first - admitted if first else None,
         decode_ns=now_ns - first if first else None,
         device_ns=seq.device_ns if admitted else None,
-        token_hash=token_hash(seq.output_token_ids) if seq.generated_tokens else None,
+        token_hash=token_hash(seq.output_token_ids[len(seq.given or ()) :][: seq.told_tokens]) if seq.told_tokens else None,
     )
 
 

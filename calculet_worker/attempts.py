@@ -22,6 +22,7 @@ from calculet_worker.actions import Action, Tokenize
 from calculet_worker.answers import Outbox
 from calculet_worker.events import RequestArrived, Tokenized
 from calculet_worker.generation import Lifecycle
+from calculet_worker.output.scoring import is_scored, steps_of
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import Cancelled, RequestRegistry
 from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable, named_ids
@@ -109,20 +110,26 @@ class Attempts:
         ids = event.token_ids
         count = len(ids)
         id_range = (int(_min(ids)), int(_max(ids))) if count else (0, 0)
+        asked, scored = seq.request.max_new_tokens, is_scored(seq.request)
+        prefilled = 1 if scored else count
         decision = serving.admission.decide(
             count,
-            seq.request.max_new_tokens,
+            1 if scored and asked == 0 else asked,
             id_range,
-            lambda size: serving.queue_state(seq, count, size),
+            lambda size: serving.queue_state(seq, prefilled, count - prefilled + size),
             seq.deadline_ns,
             now_ns,
             "prompt" if seq.request.prompt.messages is None else "messages",
             named_ids(seq.request.sampling, seq.request.stop),
         )
         if isinstance(decision, Admit | Queue):
-            if event.matcher is not None or event.echo:
+            size = decision.max_new_tokens
+            if scored:
+                self.registry.prepare(seq, None, "", tuple(ids[1:].tolist()))
+                ids, size = ids[:1], steps_of(count - 1, asked, size)
+            elif event.matcher is not None or event.echo:
                 self.registry.prepare(seq, event.matcher, event.echo)
-            serving.wait(seq, ids, decision.max_new_tokens, queued=isinstance(decision, Queue))
+            serving.wait(seq, ids, size, queued=isinstance(decision, Queue))
             self._outbox.accept(seq)
         else:
             self.fail(seq, decision.error, now_ns, out)
@@ -258,10 +265,10 @@ class Attempts:
             serving.release(seq, now_ns, out)
 
     def _record_end(self, seq: SequenceState, data: dict[str, Any], now_ns: int, out: list[Action]) -> None:
-        self.tokens += seq.generated_tokens
+        self.tokens += seq.told_tokens
         if seq.generated_tokens > 1:
             self._recorder.of_attempt(history.ATTEMPT_TOKENS, now_ns, seq, {"n": seq.generated_tokens - 1})
-        fields = {"tenant": seq.tenant, "prompt_tokens": seq.prompt_tokens, "tokens": seq.generated_tokens, **data}
+        fields = {"tenant": seq.tenant, "prompt_tokens": seq.told_prompt_tokens, "tokens": seq.told_tokens, **data}
         self._recorder.of_attempt(history.ATTEMPT_DONE, now_ns, seq, fields)
 
 

@@ -61,9 +61,9 @@ class RequestRegistry:
         self._by_key[request.key] = seq
         return seq
 
-    def prepare(self, seq: SequenceState, matcher: Any, echo: str) -> None:
-        """What came with its ids: its constraint's state, and what its answer begins with."""
-        seq.matcher, seq.echo = matcher, echo
+    def prepare(self, seq: SequenceState, matcher: Any, echo: str, given: tuple[int, ...] | None = None) -> None:
+        """What came with its ids: its constraint's state, what its answer begins with, and which of its tokens are given singly."""
+        seq.matcher, seq.echo, seq.given = matcher, echo, given
 
     def queue(self, seq: SequenceState, token_ids: Any, max_new_tokens: int, virtual_finish: float) -> None:
         """Validated and tokenized; `token_ids` is int32 [prompt_tokens]."""

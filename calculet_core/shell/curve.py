@@ -4,6 +4,10 @@ Two key pairs in `STATE_DIR/curve`, one for all workers and one for all routers,
 own secret and the routers' public key, a router the reverse, so neither can pass for the other. ZeroMQ encrypts, proves the worker
 to the router, and asks a gatekeeper (ZAP, RFC 27) whether the router's key may come in; without one it would let in whoever knows
 the worker's public key.
+
+A router may have a pair of its own, `routers/NAME.{secret,public}`, and then uses that one. The gatekeeper looks for each newcomer
+who is allowed now: the routers' common key, where it is there, and every `routers/*.public`. So one router is let in or shut out
+by a file, and no other has to be restarted.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +29,9 @@ from calculet_core.shell.files import read_bounded, write_atomic
 
 Role = Literal["worker", "router"]
 ROLES: tuple[Role, ...] = ("worker", "router")
+ROUTERS = "routers"
+"""The folder of routers' own pairs."""
+ROUTER_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 KEY_CHARACTERS = 40
 """Of Z85: 32 bytes."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
@@ -39,7 +47,7 @@ class CurveKeys:
     public: bytes
     secret: bytes = field(repr=False)
     peer: bytes
-    """The other side's public key."""
+    """The workers' public key; of a worker nothing: its gatekeeper asks `allowed_routers`."""
 
 
 def make_curve_keys(folder: Path) -> list[Path]:
@@ -62,22 +70,60 @@ def make_curve_keys(folder: Path) -> list[Path]:
     return written
 
 
-def read_curve_keys(folder: Path, role: Role) -> CurveKeys:
-    """The keys of one side.
+def make_router_keys(folder: Path, name: str) -> list[Path]:
+    """A pair for the router of that name alone, replacing its own, as `make_curve_keys` does; the others' stay.
+
+    Raises:
+        ConfigError: the folder has no workers' key, or the name cannot be a file's.
+        OSError: they cannot be written.
+    """
+    if not ROUTER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name of a router: letters, digits, '-' and '_', at most 64")
+    _read(_public(folder, "worker"))
+    above = folder.stat()
+    owner = (above.st_uid, above.st_gid) if os.geteuid() == 0 else None
+    own = folder / ROUTERS
+    own.mkdir(mode=0o750, exist_ok=True)
+    if owner is not None:
+        os.chown(own, *owner)
+    public, secret = zmq.curve_keypair()
+    paths = [own / f"{name}.secret", own / f"{name}.public"]
+    write_atomic(paths[0], secret + b"\n", 0o600, owner)
+    write_atomic(paths[1], public + b"\n", 0o640, owner)
+    return paths
+
+
+def allowed_routers(folder: Path) -> frozenset[bytes]:
+    """The public keys, in Z85, that a worker lets in now.
+
+    Raises:
+        ConfigError: there is none, or one of them is no such key.
+    """
+    found = [path for path in (_public(folder, "router"), *sorted((folder / ROUTERS).glob("*.public"))) if path.exists()]
+    return frozenset(map(_read, found or [_public(folder, "router")]))
+
+
+def read_curve_keys(folder: Path, role: Role, name: str | None = None) -> CurveKeys:
+    """The keys of one side; of the router `name` its own where it has some.
 
     Raises:
         ConfigError: one is missing, others may read the secret, or it is no such key.
     """
-    other: Role = "router" if role == "worker" else "worker"
-    path = _secret(folder, role)
+    if role == "router" and name is not None and (own := folder / ROUTERS / f"{name}.secret").exists():
+        path, public_path = own, own.with_suffix(".public")
+    else:
+        path, public_path = _secret(folder, role), _public(folder, role)
     secret = _read(path)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:
         raise ConfigError(f"{path}: mode {mode:04o} lets others at it; it must be 0600 (chmod 600)")
-    public = _read(_public(folder, role))
+    public = _read(public_path)
     if zmq.curve_public(secret) != public:
-        raise ConfigError(f"{path}: does not belong to {_public(folder, role).name} beside it; {HINT} anew")
-    return CurveKeys(public, secret, _read(_public(folder, other)))
+        raise ConfigError(f"{path}: does not belong to {public_path.name} beside it; {HINT} anew")
+    if role == "worker":
+        allowed_routers(folder)
+        return CurveKeys(public, secret, b"")
+    return CurveKeys(public, secret, _read(_public(folder, "worker")))
 
 
 def _secret(folder: Path, role: Role) -> Path:
@@ -104,10 +150,13 @@ def _read(path: Path) -> bytes:
 
 
 class Gatekeeper:
-    """Answers ZeroMQ's question who may come in, on the running loop: `allowed` and nobody else. Bind it before any server."""
+    """Answers ZeroMQ's question who may come in, on the running loop: whom `allowed` names when it is asked (Z85), and nobody else.
+    Bind it before any server."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: bytes, on_denied: Callable[[], None]) -> None:
-        self._allowed, self._on_denied = z85.decode(allowed), on_denied
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], allowed: Callable[[], frozenset[bytes]], on_denied: Callable[[], None]
+    ) -> None:
+        self._allowed, self._on_denied = allowed, on_denied
         self._loop = asyncio.get_running_loop()
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -134,13 +183,21 @@ class Gatekeeper:
         if len(frames) < 8:
             return
         peer, empty, version, request, domain, address, _, mechanism, *credentials = frames
-        welcome = (domain, mechanism) == (DOMAIN, b"CURVE") and credentials == [self._allowed]
+        welcome = (domain, mechanism) == (DOMAIN, b"CURVE") and len(credentials) == 1 and self._knows(credentials[0])
         if not welcome:
             log.warning("a stranger from %s was denied", address.decode(errors="replace"))
             self._on_denied()
         status, text, user = (b"200", b"OK", b"router") if welcome else (b"400", b"not a router of this fleet", b"")
         self._socket.send_multipart([peer, empty, version, request, status, text, user, b""])
         self._loop.call_soon(self._drain)  # the descriptor is edge-triggered and shared with sending
+
+
+    def _knows(self, key: bytes) -> bool:
+        try:
+            return z85.encode(key) in self._allowed()
+        except (ConfigError, ValueError) as error:
+            log.error("who may come in cannot be told, so nobody may: %s", error)
+            return False
 
 
 def serve_curve(socket: zmq.Socket[bytes], keys: CurveKeys) -> None:

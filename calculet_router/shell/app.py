@@ -363,7 +363,7 @@ class RouterApp:
         try:
             link = WorkerLink(
                 self._context, view, self.incarnation, self.config.lease_interval_ms / 1000, self.feed, self._bad_message,
-                lambda: read_curve_keys(self.fleet.curve, "router"),
+                lambda: read_curve_keys(self.fleet.curve, "router", self.name),
             )
         except (zmq.ZMQError, ConfigError) as error:
             log.error("board %s: cannot connect to %s: %s", view.board, view.endpoint, error)

@@ -150,21 +150,25 @@ def revoke(config: Path, key_id: str, as_json: bool) -> None:
 @keys.command()
 @config_option
 @click.option("--force", is_flag=True, help="Replace the keys that are there; then restart workers and routers.")
-def curve(config: Path, force: bool) -> None:
+@click.option("--router", "router", metavar="NAME", help="Only a pair for this router alone, beside the keys that are there.")
+def curve(config: Path, force: bool, router: str | None) -> None:
     """Make the keys with which routers and workers speak over TCP (boards that have `listen`).
 
-    Unix sockets need none. A router on another host gets router.secret, router.public and worker.public, over a safe way.
+    Unix sockets need none. A router on another host gets router.secret, router.public and worker.public, over a safe way; or, with
+    a pair of its own, routers/NAME.secret, routers/NAME.public and worker.public. Workers let in whose public key they have, from
+    the moment that they have it; delete it to shut that router out.
     """
     from calculet_core.errors import ConfigError, ExitCode
-    from calculet_core.shell.curve import make_curve_keys
+    from calculet_core.shell.curve import ROUTERS, make_curve_keys, make_router_keys
     from calculet_core.shell.fleet import make_folders
 
     fleet = open_fleet(config)
-    if fleet.curve.exists() and not force:
-        end(1, f"{fleet.curve} is there already", "--force replaces its keys")
+    place = fleet.curve if router is None else fleet.curve / ROUTERS / f"{router}.secret"
+    if place.exists() and not force:
+        end(1, f"{place} is there already", "--force replaces its keys")
     try:
         make_folders(fleet)
-        written = make_curve_keys(fleet.curve)
+        written = make_curve_keys(fleet.curve) if router is None else make_router_keys(fleet.curve, router)
     except ConfigError as error:
         end(ExitCode.CONFIG, str(error))
     except OSError as error:

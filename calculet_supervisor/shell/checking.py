@@ -20,6 +20,8 @@ from calculet_core.shell.spans import check_tracing
 from calculet_supervisor.rollout import AliasVersion
 from calculet_supervisor.shell.artifacts import ArtifactStore, artifacts_of
 
+FIRST_ROUTER = "router"
+"""The name of a fleet's only router; others' keys are where they are."""
 log = logging.getLogger("calculet.supervisor")
 
 
@@ -38,7 +40,7 @@ def find_problems(fleet: Fleet) -> list[str]:
     keys = attempt(load_keys, [fleet.resolve(path) for path in fleet.config.trusted_keys])
     if any(board.listen is not None for board in fleet.config.boards):
         for role in ROLES:
-            attempt(read_curve_keys, fleet.curve, role)
+            attempt(read_curve_keys, fleet.curve, role, FIRST_ROUTER)
     for index, model in enumerate(fleet.config.models):
         known = len(problems)
         attempt(fleet.scheduler_of, model.alias)

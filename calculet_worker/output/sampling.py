@@ -109,7 +109,7 @@ class Sampler:
             return Drawn(token_id, None)
         self.note(token_id)
         top = self._params.logprobs
-        return Drawn(token_id, None if top is None else _token_logprob(row, token_id, top, vocabulary))
+        return Drawn(token_id, None if top is None else token_logprob(row, token_id, top, vocabulary))
 
     def note(self, token_id: int) -> None:
         """A token that was chosen without `draw`."""
@@ -270,7 +270,7 @@ def _nucleus(weights: Floats, top_p: float) -> NDArray[np.int64]:
     return places[: int(np.searchsorted(mass, wanted, side="left")) + 1]
 
 
-def _token_logprob(row: Floats, token_id: int, top: int, vocabulary: Sequence[bytes]) -> wire.TokenLogprob:
+def token_logprob(row: Floats, token_id: int, top: int, vocabulary: Sequence[bytes]) -> wire.TokenLogprob:
     """Log-softmax of the model's own logits, as clients know it: before temperature, penalties and bans."""
     with np.errstate(over="ignore"):
         shifted = row - row.max()

@@ -30,7 +30,7 @@ from calculet_core.clock import MS, S
 from calculet_core.config import BoardConfig
 from calculet_core.errors import ArtifactError, ConfigError, ExitCode
 from calculet_core.ids import WireKey
-from calculet_core.shell.curve import Gatekeeper, read_curve_keys
+from calculet_core.shell.curve import Gatekeeper, allowed_routers, read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, next_number, write_atomic
 from calculet_core.shell.fleet import Fleet
@@ -229,7 +229,9 @@ class Worker:
         if self._board.listen is None:
             return bind_router(context, self._data_path, *heard)
         keys = read_curve_keys(self._fleet.curve, "worker")
-        self._gatekeeper = Gatekeeper(context, keys.peer, lambda: self._bad("denied", "no key of this fleet's routers"))
+        self._gatekeeper = Gatekeeper(
+            context, lambda: allowed_routers(self._fleet.curve), lambda: self._bad("denied", "no key of this fleet's routers")
+        )
         try:
             return bind_router_tcp(context, self._board.listen, keys, *heard)
         except zmq.ZMQError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -11,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import openai
 import pytest
 from builders_fleet import Fleet, Packages, until
+from builders_smollm2 import Driver, smollm2_package
 from pydantic import BaseModel, Field
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,6 +116,24 @@ def test_greedy_answers_are_the_same_on_both_boards_whatever_runs_beside_them(fl
     alone = {prompt: ask(prompt) for prompt in prompts}
     with ThreadPoolExecutor(16) as pool:
         assert dict(zip(prompts, pool.map(ask, prompts), strict=True)) == alone
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_the_library_itself(fleet: Fleet) -> None:
+    text = "The sky is blue because of the way sunlight is scattered."
+    answer = fleet.completion(text, echo=True, logprobs=1, max_tokens=1).json()
+    told = answer["choices"][0]["logprobs"]
+    ids = fleet.post("/tokenize", {"model": fleet.alias, "prompt": text}).json()["tokens"]
+    assert answer["usage"]["prompt_tokens"] == len(ids) and "".join(told["tokens"][: len(ids)]) == text
+    assert told["token_logprobs"][0] is None
+    board = Driver(smollm2_package(lanes=1), threads=1)
+    try:
+        for place in range(1, len(ids)):
+            row = board.prefill(0, ids[:place]).astype(np.float64)
+            expected = row[ids[place]] - row.max() - math.log(np.exp(row - row.max()).sum())
+            assert told["token_logprobs"][place] == pytest.approx(expected, abs=0.05), (place, told["tokens"][place])
+            board.release(0)
+    finally:
+        board.device.close()
 
 
 def test_text_beyond_ascii_is_never_broken(client: openai.OpenAI) -> None:

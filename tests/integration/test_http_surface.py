@@ -75,8 +75,32 @@ def test_echo_of_texts_and_of_ids_whole_and_streamed(fleet: Fleet) -> None:
     assert [choice["text"][: len(text)] for choice, text in zip(choices, ["Hé<|eos|>", "Hé<|eos|>", "H", "H"], strict=True)] == ["Hé<|eos|>"] * 2 + ["H"] * 2
     events = [json.loads(event) for event in fleet.stream({"prompt": ids, "echo": True, "max_tokens": 8}) if event != "[DONE]"]
     assert "".join(event["choices"][0]["text"] for event in events) == "Hé<|eos|>" + plain
-    refused = fleet.completion(echo=True, logprobs=1)
-    assert (refused.status, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (400, "echo", "unsupported")
+
+
+def test_echo_with_logprobs_scores_the_prompt_whole_and_streamed(fleet: Fleet) -> None:
+    ids = list("Héllo".encode())
+    asked: dict[str, Any] = {"prompt": ["Héllo", "World"], "n": 2, "echo": True, "logprobs": 3, "max_tokens": 4, "ignore_eos": True}
+    whole = fleet.completion(**asked).json()
+    events = [json.loads(event) for event in fleet.stream({**asked, "stream_options": {"include_usage": True}}) if event != "[DONE]"]
+    assert whole["usage"] == {"prompt_tokens": 11, "completion_tokens": 16, "total_tokens": 27} == events[-1]["usage"]
+    for choice in whole["choices"]:
+        told, text = choice["logprobs"], choice["text"]
+        assert text.startswith(("Héllo", "World")[choice["index"] // 2]) and choice["finish_reason"] == "length"
+        assert told["token_logprobs"][0] is None and told["top_logprobs"][0] is None
+        assert all(value <= 0 for value in told["token_logprobs"][1:]) and all(3 <= len(top) <= 4 for top in told["top_logprobs"][1:])
+        chunks = [chunk for event in events for chunk in event["choices"] if chunk["index"] == choice["index"]]
+        assert "".join(chunk["text"] for chunk in chunks) == text
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [one for chunk in chunks if chunk["logprobs"] for one in chunk["logprobs"][name]] == told[name], name
+    (first,) = (choice for choice in whole["choices"] if choice["index"] == 0)
+    assert first["logprobs"]["text_offset"][:6] == [0, 1, 1, 2, 3, 4], "two bytes of one letter are at one place"
+    only = fleet.completion(prompt=ids, echo=True, logprobs=1, max_tokens=0).json()  # type: ignore[arg-type]
+    assert (only["choices"][0]["text"], only["usage"]["completion_tokens"]) == ("Héllo", 0)
+    assert only["choices"][0]["logprobs"]["token_logprobs"] == first["logprobs"]["token_logprobs"][:6]
+    timed = fleet.post("/v1/completions", {"model": fleet.alias, **asked, "prompt": "Hé", "n": 1}, **{"x-calculet-timing": "1"}).json()
+    assert timed["calculet"]["choices"][0]["tokens"] == 4
+    longer = fleet.completion("x" * 5000, echo=True, logprobs=1, max_tokens=0).json()["error"]
+    assert (longer["code"], longer["param"]) == ("context_length_exceeded", "prompt")
 
 
 def test_every_parameter_does_what_it_says(fleet: Fleet) -> None:

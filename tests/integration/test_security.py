@@ -208,6 +208,15 @@ def test_a_board_on_tcp_serves_with_keys_and_not_without(tmp_path: Path, package
     assert checked.returncode == 0, checked.stderr
     again = subprocess.run([str(BIN / "calculet"), "keys", "curve", "--config", str(fleet.config)], capture_output=True, text=True, timeout=60)
     assert again.returncode == 1 and "--force" in again.stderr
+    own = [str(BIN / "calculet"), "keys", "curve", "--router", "router", "--config", str(fleet.config)]
+    made = subprocess.run(own, capture_output=True, text=True, timeout=60)
+    assert made.returncode == 0 and made.stdout.count("curve/routers/router.") == 2, made.stderr
+    again = subprocess.run(own, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 1 and "routers/router.secret is there already" in again.stderr
+    for name in ("router.secret", "router.public"):
+        (load_fleet(fleet.config).curve / name).unlink()  # it has its own: the common pair is nobody's
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=60)
+    assert checked.returncode == 0, checked.stderr
     try:
         fleet.start()
         port = tcp_port(fleet)

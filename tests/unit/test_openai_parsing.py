@@ -199,10 +199,20 @@ def test_a_call_has_a_bounded_number_of_choices() -> None:
     assert refused(text(prompt=["a"] * 9, n=16), parse_text).param == "n"
 
 
-def test_echo_works_for_text_and_is_refused_where_it_cannot() -> None:
-    assert parse_text(text(echo=True)).echo
-    assert parse_text(text(echo=True, prompt=[1])).echo
-    assert refused(text(echo=True, logprobs=1), parse_text).param == "echo"
+def test_echo_with_logprobs_is_the_workers_and_without_them_the_texts() -> None:
+    for prompt in ("hi", [1]):
+        plain, scored = (parse_text(text(echo=True, prompt=prompt, logprobs=logprobs)) for logprobs in (None, 0))
+        assert (plain.echo, plain.scored, scored.echo, scored.scored) == (True, False, False, True)
+    assert not parse_text(text(logprobs=1)).scored
+
+
+def test_no_output_is_only_for_echo_with_logprobs() -> None:
+    assert parse_text(text(max_tokens=0, echo=True, logprobs=1)).max_new_tokens == 0
+    for fields in ({}, {"echo": True}, {"logprobs": 1}):
+        error = refused(text(max_tokens=0, **fields), parse_text)
+        assert (error.param, type(error)) == ("max_tokens", InvalidValue)
+    assert refused(chat(max_tokens=0)).param == "max_tokens"
+    assert refused(text(max_tokens=0, echo=True, logprobs=1, min_tokens=1), parse_text).param == "min_tokens"
 
 
 def test_chat_logprobs_count_their_alternatives() -> None:
