@@ -7,6 +7,7 @@ only what goes wrong is said.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -61,9 +62,10 @@ class Watch:
         ready = [board for board, seen in self._boards.items() if seen["state"] == READY]
         models = [model.alias for model in self._fleet.config.models]
         address = self._address()
-        self._say(f"Calculet serves {', '.join(models)} at http://{address}/v1 ({len(ready)} of {len(self._boards)} boards ready)")
+        url = f"http{'s' if self._is_tls else ''}://{address}"
+        self._say(f"Calculet serves {', '.join(models)} at {url}/v1 ({len(ready)} of {len(self._boards)} boards ready)")
         self._say(
-            f"  curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\\n"
             f'    -d \'{{"model":"{models[0]}","stream":true,"messages":[{{"role":"user","content":"Why is the sky blue?"}}]}}\''
         )
 
@@ -71,13 +73,25 @@ class Watch:
         host, _, port = self._address().rpartition(":")
         try:
             async with asyncio.timeout(1.0):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=self._context())
                 writer.write(f"GET /readyz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
                 line = await reader.readline()
                 writer.close()
         except (OSError, TimeoutError):
             return False
         return line.split()[1:2] == [b"200"]
+
+    @property
+    def _is_tls(self) -> bool:
+        return self._fleet.config.router.tls.certificate is not None
+
+    def _context(self) -> ssl.SSLContext | None:
+        """It is our own router, by an address that its certificate need not name: nothing secret is asked, nothing is believed."""
+        if not self._is_tls:
+            return None
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return context
 
     def _address(self) -> str:
         host, _, port = self._fleet.config.router.listen.rpartition(":")
