@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -289,3 +290,16 @@ def test_a_lost_journal_line_is_in_the_metrics(tmp_path: Path) -> None:
     journal.flush()
     assert lost() - before == 2
     journal.close()
+
+
+def test_a_write_that_fails_names_its_file_and_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "b.epoch"
+    write_atomic(path, b"1\n")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/b\.epoch'"):
+        write_atomic(path, b"2\n")
+    assert path.read_bytes() == b"1\n" and os.listdir(tmp_path) == ["b.epoch"]
