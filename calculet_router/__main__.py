@@ -41,7 +41,7 @@ def run(config: Path, name: str) -> None:
         sys.exit(ExitCode.CONFIG)
     except Exception as error:
         if isinstance(error, OSError) and is_machines(error):
-            click.echo(f"calculet-router: {in_words(error)}; it is tried again", err=True)
+            click.echo(f"calculet-router: {in_words(error)}", err=True)
             sys.exit(ExitCode.UNAVAILABLE)
         logging.getLogger("calculet.router").exception("the router failed")
         sys.exit(ExitCode.BUG)

@@ -54,7 +54,7 @@ def run(config: Path) -> None:
         become_new()
     except Exception as error:
         if isinstance(error, OSError) and is_machines(error):
-            click.echo(f"calculet-supervisor: {in_words(error)}; it is tried again", err=True)
+            click.echo(f"calculet-supervisor: {in_words(error)}", err=True)
             sys.exit(ExitCode.UNAVAILABLE)
         logging.getLogger("calculet.supervisor").exception("the supervisor failed")
         sys.exit(ExitCode.BUG)

@@ -28,9 +28,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o640, owner: tuple[int, i
         while view:
             view = view[os.write(fd, view) :]
         os.fsync(fd)
-    except BaseException:
+    except BaseException as error:
         os.close(fd)
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a write that fails does not say of what
         raise
     os.close(fd)
     temporary.rename(path)

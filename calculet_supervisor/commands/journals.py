@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from calculet_core.errors import ExitCode
 from calculet_supervisor.commands.common import completed_by, config_option, end, open_fleet
 
 if TYPE_CHECKING:
@@ -64,7 +66,6 @@ def events(config: Path, follow: bool, last: int, board: str | None, everything:
 def explain(request_id: str, config: Path, as_json: bool) -> None:
     """Tell what became of a request and why, step by step. REQUEST_ID is the server's id (`x-request-id`, or the `id` of the
     answer), the client's own label, or the id of a trace (32 hexadecimal digits, or the whole `traceparent`)."""
-    from calculet_core.errors import ExitCode
     from calculet_core.ids import request_id_text
     from calculet_supervisor.explaining import explain as tell
 
@@ -98,7 +99,9 @@ def explain(request_id: str, config: Path, as_json: bool) -> None:
 
 # ------------------------------------------------------------------------------------------------ reading
 def _paths(fleet: Fleet, requests: bool) -> Iterator[Path]:
-    """Journals that exist; those of routers only where requests are asked for."""
+    """Journals that exist; those of routers only where requests are asked for. A folder that is closed to us is no empty answer."""
+    if fleet.log_dir.exists() and not os.access(fleet.log_dir, os.R_OK | os.X_OK):
+        end(ExitCode.FAILURE, f"{fleet.log_dir}: Permission denied", "run as the user that Calculet runs as")
     for path in sorted(fleet.log_dir.glob("*.jsonl")):
         if requests or not path.name.startswith("router"):
             yield path

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import socket
+import ssl
 import stat
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from cryptography.x509 import load_pem_x509_certificate
 from calculet_core.errors import ConfigError
 from calculet_core.shell.control_client import ControlError, call
 from calculet_core.shell.fleet import Fleet, load_fleet
+from calculet_core.shell.keys import read_keys
+from calculet_core.shell.process import in_words
 from calculet_supervisor.shell.checking import find_problems
 from calculet_supervisor.units import FILES, UNITS, is_ours, is_untouched
 
@@ -97,16 +100,27 @@ def skipped(check: str, why: str) -> Finding:
 
 def examine(config: Path, root: Path = Path("/")) -> list[Finding]:
     """Everything, in the order in which to mend it. systemd's files are looked for below `root`."""
-    found = [*python(), *libraries(), *clock(time.time()), *units(root)]
+    found = [*python(), *libraries(), *clock(time.time()), *_as_far("systemd", units(root))]
     try:
         fleet = load_fleet(config)
     except ConfigError as error:
         mend = "correct it" if config.exists() else "name the fleet's file with --config, or write one with `calculet init`"
         return [*found, bad("configuration", str(error), mend)]
     running = is_running(fleet)
-    found += [*configuration(fleet), *trust(fleet), *folders(fleet), *times(fleet, time.time())]
-    found += [*descriptors(fleet), *memory(fleet, running), *port(fleet, running), *tls(fleet, time.time()), *locks(fleet, running)]
-    return found
+    checks = {
+        "configuration": configuration(fleet), "trust": trust(fleet), "folders": folders(fleet), "clock": times(fleet, time.time()),
+        "descriptors": descriptors(fleet), "memory": memory(fleet, running), "port": port(fleet, running),
+        "tls": tls(fleet, time.time()), "boards": locks(fleet, running),
+    }  # fmt: skip
+    return found + [finding for name, check in checks.items() for finding in _as_far(name, check)]
+
+
+def _as_far(name: str, check: Iterator[Finding]) -> Iterator[Finding]:
+    """A check, as far as this user may look."""
+    try:
+        yield from check
+    except OSError as error:
+        yield skipped(name, f"{in_words(error)}: run this as the user that Calculet runs as, or as root")
 
 
 # ---------------------------------------------------------------- the machine
@@ -213,8 +227,21 @@ def trust(fleet: Fleet) -> Iterator[Finding]:
         yield bad("trust", f"everybody may write {path}", f"chmod o-w {path}")
     if fleet.keys.exists() and fleet.keys.stat().st_mode & (stat.S_IRWXO | stat.S_IRWXG):
         yield bad("trust", f"others may read {fleet.keys}", f"chmod 600 {fleet.keys}")
+    elif (why := _unusable(fleet.keys)) is not None:
+        mend = "no router starts with it: put a good copy there; without the file nobody needs a key"
+        yield bad("trust", why, mend)
     elif not open_ones:
         yield good("trust", "only their owner may change configuration, keys and packages")
+
+
+def _unusable(keys: Path) -> str | None:
+    if keys.exists() and not os.access(keys, os.R_OK):
+        return None
+    try:
+        read_keys(keys)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def folders(fleet: Fleet) -> Iterator[Finding]:
@@ -333,11 +360,17 @@ def tls(fleet: Fleet, now_s: float) -> Iterator[Finding]:
     except (OSError, ValueError) as error:
         yield bad("tls", str(error), "put certificate and key (PEM) where router.tls says")
         return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        yield bad("tls", f"{key} cannot be used with {certificate}: {error}", "put the key (PEM) of that certificate there")
+        return
     if mode & stat.S_IRWXO:
         yield bad("tls", f"everybody may read {key}", f"chmod 640 {key}")
     elif ends_s - now_s < 14 * DAY_S:
         mend = "renew it; the router takes the new one by itself"
-        yield bad("tls", f"{certificate} ends in {(ends_s - now_s) / DAY_S:.0f} days", mend)
+        days = (ends_s - now_s) / DAY_S
+        yield bad("tls", f"{certificate} " + (f"ends in {days:.0f} days" if days > 0 else f"ended {-days:.0f} days ago"), mend)
     else:
         yield good("tls", f"{certificate} is good for {(ends_s - now_s) / DAY_S:.0f} days")
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from builders_fleet import BIN, Fleet, until
 from builders_supervisor import a_package
+from test_router_tls import write_certificate
 
 from calculet_core import history, wire
 from calculet_core.shell.control_client import ControlError, SupervisorUnreachable, call, pack
@@ -210,6 +211,30 @@ def test_a_run_folder_that_somebody_deleted_comes_back_and_the_fleet_is_managed_
     assert "exit 70" not in (fleet.folder / "keeper.log").read_text(), "the new supervisor waits for its keeper's socket"
     assert fleet.stop() == 0
     assert fleet.run_folder() == []
+
+
+def test_a_router_that_died_while_the_configuration_was_wrong_is_back_once_it_is_mended(fleet: StubFleet) -> None:
+    fleet.start()
+    good = fleet.config.read_text()
+    fleet.config.write_text("boards: [")
+    dead, said = fleet.kill("router"), fleet.folder / "keeper.log"
+    until(lambda: "the router cannot start: calculet-router" in said.read_text(), "it is refused")
+    fleet.config.write_text(good)
+    until(lambda: fleet.pid("router") not in (dead, None) and fleet.health() == 200, "a new router, sooner than after the long pause", 25)
+
+
+def test_up_says_where_it_serves_with_tls(tmp_path: Path, package: tuple[Path, Path]) -> None:
+    write_certificate(tmp_path)
+    files = {"certificate": str(tmp_path / "tls.crt"), "key": str(tmp_path / "tls.key")}
+    fleet = StubFleet(tmp_path / "f", package, router={"tls": files})
+    said = fleet.folder / "keeper.log"
+    with said.open("w") as log:
+        command = [str(BIN / "calculet"), "up", "--config", str(fleet.config)]
+        fleet.keeper = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
+    try:
+        until(lambda: f"toy at https://127.0.0.1:{fleet.port}/v1 (2 of 2 boards ready)" in said.read_text(), "it says that it serves")
+    finally:
+        assert fleet.stop() == 0
 
 
 def test_the_keeper_outlives_whoever_reads_what_it_says(fleet: StubFleet) -> None:

@@ -242,3 +242,16 @@ def test_output_that_goes_nowhere_is_one_line_and_no_stack(arguments: list[str])
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("calculet: No space left on device\n") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("verb", [["events"], ["explain", "x"]])
+def test_journals_that_this_user_may_not_read_are_no_empty_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: list[str]
+) -> None:
+    fleet = a_fleet(tmp_path, a_package(tmp_path / "package"))
+    fleet.log_dir.mkdir(parents=True, exist_ok=True)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: path != fleet.log_dir and access(path, mode))
+    done = CliRunner().invoke(main, [*verb, "--config", str(fleet.path)])
+    assert done.exit_code == 1
+    assert "log: Permission denied" in done.stderr and "run as the user" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -306,3 +307,16 @@ def test_a_socket_is_at_an_address_by_port_and_by_any_name_of_its_host() -> None
         port = sock.getsockname()[1]
         assert listens_at(sock, f"127.0.0.1:{port}") and listens_at(sock, f"localhost:{port}") and listens_at(sock, "127.0.0.1:0")
         assert not listens_at(sock, "127.0.0.1:1") and not listens_at(sock, f"0.0.0.0:{port}") and not listens_at(sock, f"[::1]:{port}")
+
+
+def test_a_write_that_fails_names_its_file_and_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "b.epoch"
+    write_atomic(path, b"1\n")
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/b\.epoch'"):
+        write_atomic(path, b"2\n")
+    assert path.read_bytes() == b"1\n" and os.listdir(tmp_path) == ["b.epoch"]

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from builders_fleet import Packages, free_port
 from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 from calculet_core.shell.files import FileLock
@@ -181,6 +182,24 @@ def test_a_folder_that_is_not_ours_is_found(config: Path) -> None:
     assert [one.check for one in found] == ["state_dir"]
 
 
+def test_what_this_user_may_not_look_at_is_said_and_the_rest_is_looked_at(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(fleet: Fleet) -> Iterator[Finding]:
+        raise PermissionError(13, "Permission denied", "/some/keys.json")
+        yield
+
+    monkeypatch.setattr(doctoring, "trust", closed)
+    found = {one.check: one for one in doctoring.examine(config)}
+    assert found["trust"].mark == Mark.SKIPPED
+    assert found["trust"].message.startswith("/some/keys.json: Permission denied: run this as the user")
+    assert found["log_dir"].mark == found["boards"].mark == Mark.GOOD
+
+
+def test_a_file_system_that_is_mounted_read_only_is_no_question_of_owners(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctoring.os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    found = findings(doctoring.folders(load_fleet(config)))
+    assert len(found) == 3 and all("is mounted read-only" in one.message and "chown" not in (one.mend or "") for one in found)
+
+
 def test_keys_and_packages_that_everybody_may_write_prove_nothing(config: Path) -> None:
     fleet = load_fleet(config)
     assert findings(doctoring.trust(fleet)) == []
@@ -190,6 +209,11 @@ def test_keys_and_packages_that_everybody_may_write_prove_nothing(config: Path) 
     fleet.keys.write_text("{}")
     fleet.keys.chmod(0o644)
     assert {one.mend for one in findings(doctoring.trust(fleet))} == {f"chmod o-w {package}", f"chmod 600 {fleet.keys}"}
+    package.chmod(0o755)
+    fleet.keys.chmod(0o600)
+    fleet.keys.write_text('{"what": ')
+    (found,) = findings(doctoring.trust(fleet))
+    assert "keys.json" in found.message and "no router starts with it" in (found.mend or "")
     (found,) = findings(doctoring.trust(changed(config, trusted_keys=[])))
     assert "trusted_keys is empty" in found.message
 
@@ -226,9 +250,18 @@ def test_a_certificate_that_is_missing_or_ends_is_found(config: Path) -> None:
     config.with_name("cert.pem").write_bytes(builder.sign(key, None).public_bytes(Encoding.PEM))
     config.with_name("key.pem").write_text("a key")
     config.with_name("key.pem").chmod(0o640)
+    (found,) = findings(doctoring.tls(fleet, NOW_S))
+    assert "key.pem cannot be used with" in found.message
+    plain = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    config.with_name("key.pem").write_bytes(ed25519.Ed25519PrivateKey.generate().private_bytes(*plain))
+    (found,) = findings(doctoring.tls(fleet, NOW_S))
+    assert "key.pem cannot be used with" in found.message, "a key of another certificate"
+    config.with_name("key.pem").write_bytes(key.private_bytes(*plain))
     assert findings(doctoring.tls(fleet, NOW_S)) == []
     (found,) = findings(doctoring.tls(fleet, NOW_S + 20 * DAY_S))
     assert "ends in 10 days" in found.message
+    (found,) = findings(doctoring.tls(fleet, NOW_S + 33 * DAY_S))
+    assert "ended 3 days ago" in found.message
     config.with_name("key.pem").chmod(0o644)
     (found,) = findings(doctoring.tls(fleet, NOW_S))
     assert found.mend == f"chmod 640 {config.with_name('key.pem')}"
