@@ -7,18 +7,26 @@ says that the *product* is wrong.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from calculet_perf.commands import COMMANDS
-from calculet_perf.commands.common import Exit
-from calculet_perf.manifest import ManifestError
-from calculet_perf.records import RecordError
-from calculet_perf.shell.run_dir import RunDirError
+try:
+    from calculet_perf.commands import COMMANDS
+    from calculet_perf.commands.common import Exit
+    from calculet_perf.manifest import ManifestError
+    from calculet_perf.records import RecordError
+    from calculet_perf.shell.run_dir import RunDirError
+except KeyboardInterrupt:
+    sys.stderr.write("calculet-perf: interrupted\n")
+    sys.exit(3)
+
+STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG)
+"""What a disk says that takes no more."""
 
 
 class Verbs(click.Group):
@@ -40,10 +48,22 @@ class Verbs(click.Group):
             # Whoever read our output has gone; nothing more can be said to them, and Python must not try at its end.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(Exit.INFRASTRUCTURE)
-        except Exception:
-            traceback.print_exc()
-            click.echo("calculet-perf: this is a fault of calculet-perf, not a verdict on the server", err=True)
+        except OSError as error:
+            if error.errno not in STORAGE:
+                self._fault()
+            where = f"{error.filename}: " if error.filename else ""
+            click.echo(f"calculet-perf: cannot write: {where}{error.strerror}", err=True)
+            click.echo("  what is written stays; once there is room, a run goes on with --resume", err=True)
             sys.exit(Exit.INFRASTRUCTURE)
+        except Exception:
+            self._fault()
+
+    @staticmethod
+    def _fault() -> NoReturn:
+        """What nobody foresaw, with all that is known of it."""
+        traceback.print_exc()
+        click.echo("calculet-perf: this is a fault of calculet-perf, not a verdict on the server", err=True)
+        sys.exit(Exit.INFRASTRUCTURE)
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

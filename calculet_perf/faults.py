@@ -29,9 +29,9 @@ class Load(_Section, frozen=True, kw_only=True):
     """What clients do while the injector is armed.
 
     `requests`: `count` of them, `concurrency` at a time. `lengths`: requests that ask for impossible lengths. `leave_waiting` and
-    `leave_running`: half of the requests leave while they wait, or while they are answered. `shutdown`: the fleet is told to stop
-    when the first tokens are out. `swap`: the golden questions are asked again and again, `concurrency` at a time, while the
-    alias is moved to the second artifact, and while it is rolled back.
+    `leave_running`: half of the requests leave while they wait, or while they are answered. `shutdown`: board0's instance is told
+    to stop while requests run and wait on it, then the whole fleet is. `swap`: the golden questions are asked again and again,
+    `concurrency` at a time, while the alias is moved to the second artifact, and while it is rolled back.
     """
 
     kind: Kind = "requests"
@@ -65,6 +65,10 @@ class Expect(_Section, frozen=True, kw_only=True):
     """Kinds of fault that board0 or the supervisor must have seen, by name."""
     device_jobs: bool = True
     """False: no job may reach a device for this load."""
+    cancelled_min: Natural = 0
+    """Requests that waited on board0 and were taken out of its queue: none of their work had been, or was then, on the device."""
+    drained: bool = False
+    """Whatever had a lane on board0 when its instance was told to stop ended well."""
     stale_min: Natural = 0
     """Completions that the generation check dropped."""
     swaps: Natural = 0
@@ -153,6 +157,10 @@ class Seen(msgspec.Struct, kw_only=True):
     generation_after: int | None = None
     faults: list[str] = []
     device_jobs: int = 0
+    cancelled: int = 0
+    """Attempts on board0 that ended without ever having had a lane."""
+    undrained: int = 0
+    """Attempts on board0 that had a lane and did not complete."""
     stale: int = 0
     golden_after: bool | None = None
     swaps: int = 0
@@ -215,6 +223,11 @@ def _findings(scenario: Scenario, seen: Seen) -> Sequence[tuple[str, bool]]:
         ("the generation did not change", want.new_generation is True and not changed),
         ("the generation changed", want.new_generation is False and changed),
         (f"{seen.device_jobs} jobs reached the device", not want.device_jobs and seen.device_jobs > 0),
+        (
+            f"{seen.cancelled} waiting requests were cancelled, at least {want.cancelled_min} should",
+            seen.cancelled < want.cancelled_min,
+        ),
+        (f"{seen.undrained} requests that had begun on the device did not end well", want.drained and seen.undrained > 0),
         (f"{seen.stale} stale completions were dropped, at least {want.stale_min} should", seen.stale < want.stale_min),
         (f"{seen.swaps} swaps ended as asked, {want.swaps} should", seen.swaps != want.swaps),
         (f"{seen.mixed} answers are neither artifact's", seen.mixed > 0),
@@ -235,6 +248,8 @@ def describe(seen: Seen) -> str:
     parts += [f"{count} x {code}" for code, count in sorted(seen.codes.items())]
     if seen.faults:
         parts.append("faults seen: " + ", ".join(seen.faults))
+    if seen.cancelled:
+        parts.append(f"{seen.cancelled} taken out of the queue")
     parts.append(f"{seen.resets} resets")
     if seen.state is not None:
         parts.append(f"board0 {seen.state}")

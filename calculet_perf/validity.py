@@ -73,10 +73,21 @@ def went_away(records: Iterable[RequestRecord]) -> bool:
     return any(record.result.error_code in (*UNREACHABLE, "connection_reset") for record in records)
 
 
-def refused_ids(records: Sequence[RequestRecord], *, foreign: bool, ids: bool) -> str | None:
-    """Why nothing can be measured where a server refuses every prompt because it is made of token ids: that is a matrix which does
-    not fit the server, not a server that answers wrongly. None: it is not so."""
+def refused(records: Sequence[RequestRecord], path: str, *, foreign: bool, ids: bool) -> str | None:
+    """Why nothing can be measured where a server refuses every golden prompt for what the manifest or matrix says: that is a wrong
+    address or key, or a matrix which does not fit the server, not a server that answers wrongly. None: it is not so.
+
+    Args:
+        path: where requests are sent, under the server's root.
+        foreign: it is no Calculet.
+        ids: prompts are lists of token ids.
+    """
     codes = {(record.result.http_status, record.result.error_code) for record in records}
+    statuses = {status or 0 for status, _ in codes}
+    if records and statuses <= {404, 405}:
+        return f"the server has no {path} (HTTP {min(statuses)}): is $.server.url its root, and $.server.api what it serves?"
+    if records and statuses <= {401, 403}:
+        return f"the server refuses the key (HTTP {min(statuses)}): $.server.api_key_env names the variable that holds it"
     if not (foreign and ids and records and all((status or 0) >= 400 and code for status, code in codes)):
         return None
     status, code = min(codes, key=str)

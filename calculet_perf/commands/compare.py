@@ -53,6 +53,8 @@ def compare(
     except (RulesError, AttestationError) as error:
         end(Exit.INVALID, str(error))
     before, after = load_evidence(base, rules, digest), load_evidence(candidate, rules, digest, journals, faults)
+    if before.info == after.info:
+        end(Exit.INVALID, f"{base} and {candidate} are the same run: compared with itself, anything is as good as before")
     again = load_evidence(control, rules, digest).cells if control is not None else None
     soaked = load_evidence(soak, rules, digest) if soak is not None else None
     comparison = compare_runs(before.cells, after.cells, rules.claims[claim.claim], claim, seed, again)

@@ -50,7 +50,7 @@ async def _golden(path: Path, file: Path | None, passes: int | None, as_json: bo
     client.close()
     if all(validity.went_away([record]) for record in records):
         end(Exit.INFRASTRUCTURE, f"no request reached {client.target.name}")
-    if trouble := validity.refused_ids(records, foreign=setup.facts.foreign, ids=sender.sends_ids):
+    if trouble := validity.refused(records, sender.path, foreign=setup.facts.foreign, ids=sender.sends_ids):
         raise ManifestError(trouble)
     learned, failures = judge(records, expected)
     if file is not None and not failures:

@@ -88,7 +88,7 @@ def write_report(
     except ImportError as error:
         end(Exit.INVALID, f"no PDF: {error}", "pip install 'calculet[perf]', or --no-pdf")
     except OSError as error:
-        end(Exit.INFRASTRUCTURE, f"{error.filename}: {error.strerror}")
+        end(Exit.INFRASTRUCTURE, f"{error.filename or out}: {error.strerror}")
 
 
 def predicate(report: Any, inputs: dict[str, dict[str, str]]) -> dict[str, Any]:

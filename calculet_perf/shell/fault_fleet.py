@@ -126,6 +126,17 @@ class FaultFleet:
             self._ending = True  # a second signal would mean "at once"
             self._keeper.send_signal(signal.SIGTERM)
 
+    async def stop_board(self) -> None:
+        """Tell board0's instance to end, as `calculet stop` does.
+
+        Raises:
+            FleetError: the supervisor refuses, or does not answer.
+        """
+        try:
+            await asyncio.to_thread(call, self._fleet.control_socket, "stop", {"board": BOARD})
+        except ControlError as error:
+            raise FleetError(f"stop {BOARD}: {error.message}") from None
+
     async def swap(self, verb: str, deadline_s: float) -> bool:
         """`load` the second artifact, or `rollback`, and wait for the end; whether it ended as asked.
 

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 
-from calculet_core.history import BOARD_FAULT, BOARD_STALE, FLEET_FAULT_SEEN, FLEET_RESET_GRANTED
+from calculet_core.history import (
+    ATTEMPT_DONE,
+    BOARD_FAULT,
+    BOARD_LANE_BOUND,
+    BOARD_STALE,
+    FLEET_FAULT_SEEN,
+    FLEET_RESET_GRANTED,
+    Event,
+)
 from calculet_perf.client.observation import Asked
 from calculet_perf.client.observation import Seen as Answer
 from calculet_perf.faults import Kind, Outcome, Scenario, Seen, judge
@@ -26,6 +34,14 @@ BEATS, BEAT_S = 4, 0.02
 GONE_S = 1.0
 """A board whose worker has no heartbeat any more is looked at for so long."""
 LONGEST_SWAP_S, LONGEST_WAIT_S = 60.0, 5.0
+
+
+def attempts_without_end(events: Sequence[Event]) -> tuple[int, int]:
+    """(attempts that failed or were cancelled without ever having had a lane, those that had one), by a board's journal."""
+    lanes = {(event.request, event.attempt) for event in events if event.event == BOARD_LANE_BOUND}
+    ended = [event for event in events if event.event == ATTEMPT_DONE and event.data.get("outcome") in ("failed", "cancelled")]
+    had = sum((event.request, event.attempt) in lanes for event in ended)
+    return len(ended) - had, had
 
 
 class ScenarioRun:
@@ -89,8 +105,9 @@ class ScenarioRun:
         elif load.kind == "shutdown":
             answers = asyncio.gather(*(client.ask(self._asked(), PATH) for _ in range(load.count)))
             await self._until_working(load.kind)
-            self._fleet.terminate()
+            await self._fleet.stop_board()
             self._count(seen, await answers)
+            self._fleet.terminate()
         else:
             todo = iter(range(load.count))
 
@@ -201,6 +218,7 @@ class ScenarioRun:
         told += [event.data.get("kind") for event in board if event.event == BOARD_FAULT]
         seen.faults = sorted({str(fault) for fault in told if fault})
         seen.stale = sum(event.event == BOARD_STALE for event in board)
+        seen.cancelled, seen.undrained = attempts_without_end(board)
         seen.violations = fleet.violations(RESET_BUDGET)
         if firings:
             later = [(at, state) for at, state in fleet.transitions if at > firings[0]["t"]]

@@ -108,6 +108,9 @@ async def _serve(tick_s: float) -> None:
     while not over.done():
         await asyncio.wait([over], timeout=tick_s)
         for stream in list(streams):
+            if stream.transport.is_closing():  # the client was interrupted
+                streams.discard(stream)
+                continue
             stream.left -= 1
             stream.transport.write(stream.event)
             if not stream.left:

@@ -29,9 +29,9 @@ def target_of(url: str, api_key: str | None = None, tls: TlsSettings | None = No
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ManifestError(f"{url}: {error}") from None
+        raise ManifestError(f"$.server.url: {url}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ManifestError(f"{url}: must be http://HOST:PORT or https://HOST:PORT")
+        raise ManifestError(f"$.server.url: {url}: must be http://HOST:PORT or https://HOST:PORT")
     secure = parts.scheme == "https"
     if tls is not None and not secure:
         raise ManifestError(f"$.server.tls: {url} is not https://")

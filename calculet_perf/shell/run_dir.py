@@ -119,16 +119,18 @@ class RunWriter:
     """Owns a run's folder while it is written.
 
     Raises:
-        RunDirError: the folder holds another run, or another process writes it.
+        RunDirError: the folder holds another run, another process writes it, or nothing can be written there.
     """
 
     def __init__(self, folder: Path, *, resume: bool = False) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(folder / ".lock")
         except LockHeld as error:
             raise RunDirError(str(error)) from None
+        except OSError as error:
+            raise RunDirError(f"{folder} cannot hold a run: {error.strerror or error}") from None
         if (folder / INFO).exists() and not resume:
             self._lock.release()
             raise RunDirError(f"{folder} already holds a run: name another folder, or go on with --resume")

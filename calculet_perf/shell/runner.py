@@ -155,7 +155,7 @@ class Runner:
         if all(validity.went_away([record]) for record in records):
             self._invalid("unreachable", f"golden {moment}: no request reached {self._client.target.name}")
             raise Stop
-        if trouble := validity.refused_ids(records, foreign=setup.facts.foreign, ids=setup.sender.sends_ids):
+        if trouble := validity.refused(records, setup.sender.path, foreign=setup.facts.foreign, ids=setup.sender.sends_ids):
             info.status = "configuration_invalid"
             raise ManifestError(trouble)
         setup.expected.hashes, failures = judge(records, setup.expected.hashes)

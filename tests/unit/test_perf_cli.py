@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from calculet_perf.cli import main
 from calculet_perf.commands import COMMANDS
 from calculet_perf.manifest import ManifestError
 from calculet_perf.records import RecordError
-from calculet_perf.shell.run_dir import RunDirError
+from calculet_perf.shell.run_dir import RunDirError, RunWriter
 
 
 @pytest.fixture
@@ -43,6 +46,9 @@ def run(*arguments: str) -> Result:
         (ManifestError("m.yaml: $.x: is wrong"), 2, "calculet-perf: m.yaml: $.x: is wrong"),
         (RecordError("requests.jsonl:7: half"), 2, "requests.jsonl:7: half"),
         (RunDirError("runs/x is not a run's folder"), 2, "is not a run's folder"),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/x/a"), 3, "cannot write: runs/x/a: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), 3, "cannot write: No space left on device"),
+        (OSError(errno.EBADF, "Bad file descriptor"), 3, "not a verdict on the server"),
     ],
 )
 def test_a_fault_of_ours_is_3_and_wrong_input_is_2(broken: list[BaseException], error: BaseException, code: int, words: str) -> None:
@@ -50,7 +56,7 @@ def test_a_fault_of_ours_is_3_and_wrong_input_is_2(broken: list[BaseException], 
     done = run("broken")
     assert done.exit_code == code, done.output
     assert words in done.output
-    assert ("Traceback" in done.output) == isinstance(error, RuntimeError | MemoryError), "only a bug shows its trace"
+    assert ("Traceback" in done.output) == ("not a verdict" in words), "only a bug shows its trace"
 
 
 def test_wrong_usage_is_2() -> None:
@@ -70,3 +76,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     done = run("run", str(tmp_path / "nowhere.yaml"))
     assert done.exit_code == 2
     assert "nowhere.yaml: No such file" in done.output
+
+
+def test_ctrl_c_while_it_is_being_loaded_is_3_too() -> None:
+    """What a person sees who thinks better of it at once."""
+    broken = "import sys\nclass Stop:\n    def find_spec(self, name, *_):\n        if name == 'calculet_perf.commands': raise KeyboardInterrupt\n"
+    code = broken + "sys.meta_path.insert(0, Stop())\nimport calculet_perf.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (3, "calculet-perf: interrupted\n")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunDirError, match="file/run cannot hold a run: "):
+        RunWriter(tmp_path / "file" / "run")

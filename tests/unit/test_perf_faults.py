@@ -11,9 +11,11 @@ import pytest
 from calculet_core.config import SchedulerConfig
 from calculet_core.errors import ERROR_TYPES
 from calculet_core.faults import FaultKind
+from calculet_core.history import ATTEMPT_DONE, BOARD_LANE_BOUND, Event
 from calculet_perf.client.outcomes import ERRORS
 from calculet_perf.faults import Catalogue, Load, Scenario, Seen, judge, parse_catalogue, verdict
 from calculet_perf.manifest import ManifestError
+from calculet_perf.shell.fault_run import attempts_without_end
 from calculet_worker.device.faults import AnyFault
 
 SOURCE = (files("calculet_perf") / "scenarios" / "faults.yaml").read_bytes()
@@ -82,6 +84,8 @@ def test_a_fault_that_did_not_fire_shows_nothing() -> None:
         ({}, {"golden_after": False}, "golden failed afterwards, or nothing answered"),
         ({}, {"golden_after": None}, "golden failed afterwards, or nothing answered"),
         ({"swaps": 2}, {"swaps": 1}, "1 swaps ended as asked, 2 should"),
+        ({"cancelled_min": 1}, {"cancelled": 0}, "0 waiting requests were cancelled, at least 1 should"),
+        ({"drained": True}, {"undrained": 1}, "1 requests that had begun on the device did not end well"),
         ({}, {"mixed": 3}, "3 answers are neither artifact's"),
         ({"cpu_max": 0.8}, {"cpu_share": 0.97}, "board0's worker used 97% of a core, at most 80% may be"),
         ({"cpu_max": 0.8}, {}, "board0's worker used an unknown share of a core, at most 80% may be"),
@@ -110,3 +114,15 @@ def test_a_wrong_catalogue_is_refused_by_path() -> None:
         parse_catalogue(SOURCE.replace(b"id: buffers_held", b"id: kv_full"), "faults.yaml")
     assert isinstance(CATALOGUE, Catalogue)
     assert Load().kind == "requests"
+
+
+def test_what_waits_at_a_stop_is_told_from_what_ran_by_the_lanes() -> None:
+    def event(name: str, request: int, **data: Any) -> Event:
+        return Event(event=name, t=0, request=request, attempt=0, board="board0", data=data)
+
+    journal = [
+        event(BOARD_LANE_BOUND, 1), event(BOARD_LANE_BOUND, 2),
+        event(ATTEMPT_DONE, 3, outcome="failed", code="shutting_down"), event(ATTEMPT_DONE, 4, outcome="refused"),
+        event(ATTEMPT_DONE, 1, outcome="completed"), event(ATTEMPT_DONE, 2, outcome="failed", code="shutting_down"),
+    ]  # fmt: skip
+    assert attempts_without_end(journal) == (1, 1)

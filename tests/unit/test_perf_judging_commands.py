@@ -227,3 +227,26 @@ def test_an_aa_control_run_sets_the_noise_floor(tmp_path: Path) -> None:
     assert loud.exit_code == 3 and "two identical builds differ by" in loud.output, (
         "a base that differs from itself by 4 % measures no 3 %"
     )
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    base = folder_of(tmp_path / "base", board_run(1))
+    shutil.copytree(base, tmp_path / "copy")
+    done = run("compare", base, tmp_path / "copy")
+    assert done.exit_code == 2, done.output
+    assert "are the same run" in done.output
+
+
+def test_a_file_that_is_no_journal_is_refused_and_a_folder_of_journals_is_read_whole(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "run", board_run(1))
+    (tmp_path / "notes.txt").write_text("not a journal\n")
+    done = run("report", folder, "--journal", tmp_path / "notes.txt", "--no-pdf")
+    assert (done.exit_code, "it is not the journal of a process" in done.output) == (2, True), done.output
+    (tmp_path / "log").mkdir()
+    done = run("report", folder, "--journal", tmp_path / "log", "--no-pdf")
+    assert (done.exit_code, "no journal (*.jsonl) is in it" in done.output) == (2, True), done.output
+    (tmp_path / "log" / "router.jsonl").write_text('{"event":"request.accepted","t":1,"request":7}\n')
+    (tmp_path / "log" / "worker-board0.jsonl").write_text('{"event":"board.idle","t":2,"board":"board0","data":{"leases":3}}\n')
+    done = run("report", folder, "--journal", tmp_path / "log", "--no-pdf")
+    checks = {check["check"]: check for check in json.loads((folder / "report.json").read_text())["verdict"]["checks"]}
+    assert checks["promises"]["result"] == "fail", done.output

@@ -19,6 +19,7 @@ from calculet_perf.validity import (
     clock_trouble,
     idle_notes,
     mismatches,
+    refused,
     returned,
     round_trip_ms,
     went_away,
@@ -252,3 +253,23 @@ def test_golden_prompts_are_the_same_in_every_run_and_pass() -> None:
     (again,) = golden_requests(sender_of(MAN, MATRIX, foreign=True), MATRIX.golden, 1, "other", "after")
     prompts = [[json.loads(one.asked.body)["prompt"] for one in requests] for requests in (again, first)]
     assert prompts[0] == prompts[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "foreign", "words"),
+    [
+        (404, "not_found", False, "the server has no /v1/completions (HTTP 404): is $.server.url its root"),
+        (404, "http_404", True, "is $.server.url its root"),
+        (401, "invalid_api_key", True, "$.server.api_key_env"),
+        (400, "invalid_request_error", True, "`corpus: {kind: text}`"),
+        (400, "invalid_request_error", False, None),
+        (503, "no_ready_worker", False, None),
+    ],
+)
+def test_a_server_that_refuses_all_golden_prompts_is_told_from_one_that_answers_wrongly(
+    status: int, code: str, foreign: bool, words: str | None
+) -> None:
+    records = [a_request(f"g{number}", error=code, status=status) for number in range(4)]
+    found = refused(records, "/v1/completions", foreign=foreign, ids=True)
+    assert (found is None) if words is None else (found is not None and words in found)
+    assert refused([*records, a_request("fine")], "/v1/completions", foreign=foreign, ids=True) is None
