@@ -227,8 +227,6 @@ class Serving:
         entry = self._decode_job(job_id, now_ns) if turn is Turn.DECODE else self._prefill_job(job_id, turn, now_ns)
         if entry is None:
             return None
-        if self.tracing:
-            entry.traced = [_traced(seq, entry) for seq in entry.sequences if seq.request.router != INTERNAL]
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
@@ -295,6 +293,8 @@ class Serving:
     def submitted(self, entry: InflightJob, engine: EngineBank) -> None:
         """The device took the job: its lanes are Updating (scheduling §9.2)."""
         entry.engine = engine
+        if self.tracing:  # only now: the device computes already
+            entry.traced = [_traced(seq, entry) for seq in entry.sequences if seq.request.router != INTERNAL]
         lanes, submit = self.kv.lanes, self.kv.submit
         if entry.turn is Turn.DECODE:
             for seq in entry.sequences:

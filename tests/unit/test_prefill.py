@@ -75,3 +75,18 @@ def test_a_sequence_that_ended_while_it_waited_is_passed_over() -> None:
 
 def test_the_oldest_wait_of_an_empty_queue_is_absent() -> None:
     assert PrefillQueues(QueuesConfig(), None).oldest_ns(Turn.LONG) is None
+
+
+def test_what_the_next_prompt_still_lacks_is_known_and_ended_ones_are_passed_over() -> None:
+    queues = PrefillQueues(QueuesConfig(), cut=64)
+    assert queues.rest(Turn.SHORT) is None
+    first, second = a_sequence(1, 100, state=RequestState.PREFILL_READY), a_sequence(2, 200, state=RequestState.PREFILL_READY, kv_length=64)
+    first.virtual_finish_time, second.virtual_finish_time = 1.0, 2.0
+    queues.push(first)
+    queues.push(second)
+    assert queues.rest(Turn.SHORT) == 100
+    first.state = RequestState.CANCELLED
+    queues.removed(first)
+    assert queues.rest(Turn.SHORT) == 136 and queues.depths[Turn.SHORT] == 1
+    assert queues.take(Turn.SHORT).seq is second
+    assert queues.rest(Turn.SHORT) is None
