@@ -12,6 +12,10 @@ from collections.abc import Iterator
 import pytest
 from builders_fleet import Packages
 from builders_stage import Stage
+from hypothesis import settings
+
+settings.register_profile("calculet", deadline=None)  # an example that took long met a busy machine, not a bug
+settings.load_profile("calculet")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """What no front of this kind can be below on a machine: CPU per one-token request of servers that do nothing but carry bytes.
 
 `echo`: uvloop and httptools, a fixed answer. `relay`: the same with a ZeroMQ message to a worker and one back for each request, the
-body decoded into a struct, a request packed, an answer unpacked: no limits, time-outs, journal, usage or recovery. Of each the least and the median of some rounds.
+body decoded into a struct, a request packed, an answer unpacked: no limits, time-outs, journal, usage or recovery. Of each the
+least and the median of some rounds.
 """
 
 from __future__ import annotations
