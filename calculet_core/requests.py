@@ -70,6 +70,8 @@ class Prompt(msgspec.Struct, array_like=True, frozen=True):
     """OpenAI chat messages; the artifact's chat template renders them."""
     tools: list[str] | None = None
     """With messages: the functions that the model is told of, as OpenAI writes them, each as JSON."""
+    options: str | None = None
+    """With messages: variables for the chat template, an object as JSON."""
 
 
 class ToolRule(msgspec.Struct, array_like=True, frozen=True):

@@ -24,7 +24,7 @@ from calculet_worker.events import RequestArrived, Tokenized
 from calculet_worker.generation import Lifecycle
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import Cancelled, RequestRegistry
-from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable
+from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable, named_ids
 from calculet_worker.scheduling.deadlines import Deadlines
 from calculet_worker.serving import Serving
 
@@ -116,6 +116,8 @@ class Attempts:
             lambda size: serving.queue_state(seq, count, size),
             seq.deadline_ns,
             now_ns,
+            "prompt" if seq.request.prompt.messages is None else "messages",
+            named_ids(seq.request.sampling, seq.request.stop),
         )
         if isinstance(decision, Admit | Queue):
             if event.matcher is not None or event.echo:
@@ -274,7 +276,7 @@ def prompt_bytes(prompt: Prompt) -> int:
     calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
     if calls or prompt.tools is not None:
         size += len(_encode((calls, prompt.tools)))
-    return size
+    return size + len(prompt.options or "")
 
 
 def _texts(content: Any) -> list[str]:

@@ -189,7 +189,7 @@ class Engine:
 
     def _submit_jobs(self, serving: Serving, now_ns: int, out: Actions) -> bool:
         submitted = False
-        while (submit := serving.next_job(self._last_job + 1, now_ns)) is not None:
+        while (submit := serving.next_job(self._last_job + 1, self.attempts.tokenizing, now_ns)) is not None:
             self._last_job += 1
             out.append(submit)
             submitted = True
@@ -268,7 +268,7 @@ class Engine:
     def _job_completed(self, event: events.JobCompleted, now_ns: int, out: Actions) -> None:
         completion, serving = event.completion, self.serving
         entry = serving.inflight.get(completion.job_id) if serving else None
-        verdict = judge(completion, entry, serving.vocab_size, serving.isolated) if serving else STALE
+        verdict = judge(completion, entry, serving.vocab_size, serving.isolated, event.facts) if serving else STALE
         if serving is None or entry is None or isinstance(verdict, Stale):
             self._stale(completion, now_ns, out)
             return
@@ -290,7 +290,7 @@ class Engine:
             result = verdict.kind.value
             self._lanes_failed(serving, entry, verdict, now_ns, out)
         commit = serving.commit_decode if entry.turn is Turn.DECODE else serving.commit_prefill
-        ended = commit(entry, verdict.logits, spent_ns, now_ns) if entry.sequences else []
+        ended = commit(entry, verdict.logits, verdict.best, spent_ns, now_ns) if entry.sequences else []
         self._give_back(serving, completion, out)
         if entry.traced:
             self._trace(entry, event, serving.answers.sampling_ns, now_ns, out)

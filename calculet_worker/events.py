@@ -12,6 +12,7 @@ from calculet_core.config import TenantConfig
 from calculet_core.errors import CalculetError
 from calculet_core.ids import WireKey
 from calculet_core.jobs import Completion, EngineBank, Holdings
+from calculet_worker.output.sampling import RowFacts
 
 
 class RequestArrived(msgspec.Struct, frozen=True):
@@ -79,6 +80,8 @@ class JobCompleted:
     """When the device thread had it; 0: not told."""
     bf16_ns: int | None = field(default=None, compare=False)
     """How long widening BF16 logits took after that; None: they came as float32."""
+    facts: RowFacts | None = field(default=None, compare=False)
+    """Of all rows of the logits, found on the device thread; None: the engine finds what it needs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from functools import cache
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+NO_PLACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR})
+
 
 def rss_bytes() -> int:
     """Resident memory. Cheap, and it needs no new descriptor after the first time: it is told when there is none left, too."""
@@ -18,6 +20,16 @@ def rss_bytes() -> int:
 def is_shortage(error: BaseException | None) -> bool:
     """Whether the machine or a limit has run out of something for the moment: no bug of ours, and no reason to end."""
     return isinstance(error, OSError) and error.errno in SHORTAGES
+
+
+def is_machines(error: BaseException | None) -> bool:
+    """Whether the machine stands in the way: a shortage, a disk that is full, read-only or failing, a folder of somebody else."""
+    return is_shortage(error) or (isinstance(error, OSError) and error.errno in NO_PLACE)
+
+
+def in_words(error: OSError) -> str:
+    """`PATH: No space left on device`, without the number; what a person needs of it."""
+    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 @cache

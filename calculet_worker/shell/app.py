@@ -40,7 +40,7 @@ from calculet_core.shell.limits import open_limits
 from calculet_core.shell.link import MAX_MESSAGE_BYTES, Frames, Link, bind_router, bind_router_tcp, connect_dealer
 from calculet_core.shell.logs import set_level
 from calculet_core.shell.packages import load_keys
-from calculet_core.shell.process import is_shortage
+from calculet_core.shell.process import in_words, is_machines, is_shortage
 from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
@@ -408,7 +408,7 @@ class Worker:
             self._bad("unexpected", type(message).__name__)
 
     def _greet(self, peer: Peer) -> None:
-        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello()))])
+        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello(), peer.seq))])
 
     def _flush(self) -> None:
         """One tick for each router that something is there for."""
@@ -550,7 +550,10 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
         code, reason = exit_code_of(error), str(error)
         raise
     finally:
-        write_atomic(exit_path, json.dumps({"code": code, "reason": reason, "epoch": epoch}).encode() + b"\n")
+        try:
+            write_atomic(exit_path, json.dumps({"code": code, "reason": reason, "epoch": epoch}).encode() + b"\n")
+        except OSError as error:  # the code of the process tells most of it
+            log.warning("what it ended of cannot be left: %s", in_words(error))
         lock.release()
     return code, reason
 
@@ -559,4 +562,6 @@ def exit_code_of(error: Exception) -> int:
     """The exit code for what stopped a worker from starting."""
     if isinstance(error, ConfigError | ArtifactError):
         return ExitCode.CONFIG
-    return ExitCode.BOARD_UNAVAILABLE if isinstance(error, BoardUnavailable | LockHeld) else ExitCode.BUG
+    if isinstance(error, BoardUnavailable | LockHeld) or is_machines(error):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.BUG

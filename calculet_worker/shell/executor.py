@@ -1,11 +1,11 @@
 """The device thread: everything of the board that may block happens here, and nothing else does.
 
 `submit` is called on the actor's thread, as a device never blocks in it; the device thread then waits for completions and hands
-each to the loop, BF16 logits widened to float32. While a job is out it waits in slices, so that a reset or an end is not kept
-waiting by a job's time limit; with nothing out it sleeps on its inbox. For a job so brief that waking the thread would take longer
-the actor looks once itself (`look`) while the thread sleeps; what has not ended by then goes to the thread like any other job.
-Once in a long job, shortly before it should end, the thread wakes the loop for a rehearsal. A job whose deadline passes is reported
-lost (rc 13) but still waited for: its late completion is what proves that its buffers are free.
+each to the loop, BF16 logits widened to float32 and the best of each row found. While a job is out it waits in slices, so that a
+reset or an end is not kept waiting by a job's time limit; with nothing out it sleeps on its inbox. For a job so brief that waking
+the thread would take longer the actor looks once itself (`look`) while the thread sleeps; what has not ended by then goes to the
+thread like any other job. Once in a long job, shortly before it should end, the thread wakes the loop for a rehearsal. A job whose
+deadline passes is reported lost (rc 13) but still waited for: its late completion is what proves that its buffers are free.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from calculet_core.clock import MS
@@ -34,6 +35,7 @@ from calculet_worker.events import (
     JobSubmitted,
 )
 from calculet_worker.output.bf16 import BITS, Widener
+from calculet_worker.output.sampling import row_facts
 
 SLICE_NS = 50 * MS
 log = logging.getLogger("calculet.executor")
@@ -167,11 +169,14 @@ class Executor:
             return ReturnCode.OTHER
 
     def _completed(self, found: Completion) -> JobCompleted:
-        arrived_ns = time.monotonic_ns()
-        if found.logits is None or found.logits.dtype != BITS or found.logits.ndim != 2:
+        arrived_ns, bf16_ns, logits = time.monotonic_ns(), None, found.logits
+        if logits is None or logits.ndim != 2:
             return JobCompleted(found, arrived_ns)
-        wide = replace(found, logits=self._widener.widen(found.buffer_id, found.logits))
-        return JobCompleted(wide, arrived_ns, time.monotonic_ns() - arrived_ns)
+        if logits.dtype == BITS:
+            logits = self._widener.widen(found.buffer_id, logits)
+            found, bf16_ns = replace(found, logits=logits), time.monotonic_ns() - arrived_ns
+        facts = row_facts(logits) if logits.dtype == np.float32 and logits.size else None
+        return JobCompleted(found, arrived_ns, bf16_ns, facts)
 
     def _lose(self, job_id: int, rc: ReturnCode) -> None:
         if job_id in self._deadlines:

@@ -7,6 +7,7 @@ stream when they come, of a whole answer at its end. What the client reads, byte
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -94,7 +95,11 @@ class Client:
         self.code: str | None = None
         self._begin()
         if leaves is not None:
-            clients.world.timeline.after(int(leaves * S), self._leave)
+            self._later(int(leaves * S), self._leave)
+
+    def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
+        timeline = self.clients.world.timeline
+        timeline.put(timeline.lane(f"client {self.number}"), delay_ns, work, args)
 
     def _begin(self) -> None:
         self.pending = [""] * self.choices
@@ -135,7 +140,7 @@ class Client:
     def _again(self, after_s: float) -> None:
         if self.retries and self.tries < MAX_TRIES and not self.clients.quiet:
             self.clients.world.saw("client tried again")
-            self.clients.world.timeline.after(int(after_s * S), self.ask)
+            self._later(int(after_s * S), self.ask)
 
     def _leave(self) -> None:
         if self.outcome is not None:
@@ -177,7 +182,7 @@ class Client:
                 self._lies(f"before its error it says {said.texts} of {self.meant}")
         router, connection = self.router, self.connection
         if router is not None:
-            world.timeline.after(HANG_UP_NS, self._hang_up, router, connection)
+            self._later(HANG_UP_NS, self._hang_up, router, connection)
         if said.status in (429, 503):
             self._again((said.retry_after_s or 1.0) * 1.1)
 

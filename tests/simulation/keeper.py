@@ -68,7 +68,7 @@ class Keeper:
         self._life += 1
         self._world.note("keeper died", "")
         for process in self._world.processes():
-            self._timeline.after(REAP_NS, process.keeper_died)
+            self._timeline.put(process.lane, REAP_NS, process.keeper_died, ())
         self._timeline.after(self._rng.randrange(*AGAIN_NS), self._begin_again)
         return True
 
@@ -171,8 +171,8 @@ class Keeper:
                 link.close(share)
             elif link.server is process:
                 link.cut(share)
-        for watcher in process.watchers:
-            self._timeline.after(REAP_NS, watcher)
+        for watcher, told in process.watchers:
+            self._timeline.put(watcher.lane, REAP_NS, told, ())
         words = f"signal {signal}" if signal else f"code {code}"
         if isinstance(process, WorkerHost):
             truth = history.FLEET_WORKER_EXITED + ".truth"

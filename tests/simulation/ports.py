@@ -83,7 +83,7 @@ class System:
         loop, process = here().loop, self._world.process_of(pid)
         if process is None:
             raise ProcessLookupError(3, "No such process")
-        process.watchers.append(lambda: loop.process.call(loop.readable, PIDFDS + pid))
+        process.watchers.append((loop.process, lambda: loop.process.call(loop.readable, PIDFDS + pid)))
         return PIDFDS + pid
 
     def close(self, fd: int) -> None:
@@ -233,7 +233,7 @@ def bind_router(context: Any, path: Any, on_frames: Any, *_: Any) -> Listener:
 def open_limits(path: Path, limited: Any, grace_ns: int) -> SharedLimits:
     """The real ledger; a process that dies lets go of its column, as the kernel sees to it."""
     ledger = SharedLimits(path, limited, grace_ns)
-    here().watchers.append(lambda: _let_go(ledger))
+    here().watchers.append((here(), lambda: _let_go(ledger)))
     return ledger
 
 

@@ -17,7 +17,7 @@ from simulation.world import World
 
 SEEDS, SECONDS = 200, 30.0
 SOMETIMES = {
-    "a commit failed: the disk is full", "a limit took effect: max_output_buffer_bytes",
+    "a commit failed: the disk is full", "a moment was shuffled", "a limit took effect: max_output_buffer_bytes",
     "a request went to another pool", "a request went to its pool", "a router lost its keeper", "a view could not be saved", "a slow reader was dropped", "an act was refused",
     "an action failed and is decided again", "an answer began again", "another keeper took over", "board fault: bad_numbers", "board fault: ccu_exception",
     "board fault: device_busy", "board fault: device_unavailable", "board fault: invalid_dtype", "board fault: invalid_shape",

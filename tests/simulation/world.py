@@ -89,7 +89,7 @@ class World:
 
     def __init__(self, scenario: Scenario, tracer: Tracer = _silent) -> None:
         self.scenario, self.settings, self.tracer = scenario, scenario.settings, tracer
-        self.timeline = Timeline()
+        self.timeline = Timeline(scenario.seed)
         self.alias = ALIAS
         self.boards = [f"board{index}" for index in range(scenario.boards)]
         self.packages = {package.digest: package for package in packages(self.settings.batch_sizes, self.settings.lanes)}
@@ -128,6 +128,8 @@ class World:
                 self._end()
         if self.checker.fair_looks:
             self.sometimes["fairness was judged"] += self.checker.fair_looks
+        if self.timeline.overtaken:
+            self.sometimes["a moment was shuffled"] += self.timeline.overtaken
         return self
 
     def run_until_broken(self, rules: set[str], look_s: float = 1.0) -> set[str]:

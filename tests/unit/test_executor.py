@@ -371,3 +371,23 @@ def test_bf16_logits_arrive_as_float32_in_a_buffer_of_their_lease(board: Scripte
                 assert np.allclose(first, numbers, rtol=2**-8), "another lease's numbers are elsewhere"
     finally:
         executor.stop(DEADLINE_S)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_best_of_each_row_and_whether_it_is_finite_come_with_the_completion(board: ScriptedBoard, bf16: bool) -> None:
+    arrived: queue.Queue[Any] = queue.Queue()
+    executor = Executor(board, arrived.put)  # type: ignore[arg-type]
+    numbers = np.array([[1.0, 4.0, 3.0], [9.0, -np.inf, 2.0], [np.nan, 1.0, 2.0]], np.float32)
+    try:
+        for job_id, logits in ((1, narrow(numbers) if bf16 else numbers), (2, None)):
+            executor.submit(a_submission(job_id))
+            board.outcomes.put(Completion(job_id, 1, OutputStatus.DONE, logits, EngineBank.PING, JobTimings(), 0))
+            event = arrived.get(timeout=DEADLINE_S)
+            assert isinstance(event, JobCompleted)
+            if logits is None:
+                assert event.facts is None
+            else:
+                assert event.facts is not None and event.facts.best[:2].tolist() == [1, 0]
+                assert event.facts.finite.tolist() == [True, False, False]
+    finally:
+        executor.stop(DEADLINE_S)
