@@ -235,8 +235,11 @@ CONTEXT_PARAMETERS = {
     "context_shift": ContextOp.SHIFT, "id_slot": ContextOp.SAVE_LOAD,
 }  # fmt: skip
 """Parameter -> the operation on a sequence's context that it would need (scheduling §9.3)."""
-_asked_for = attrgetter(*UNSUPPORTED)
+_asked_for, _asked_of_texts = attrgetter(*UNSUPPORTED), attrgetter(*UNSUPPORTED_IN_TEXTS)
 _NOTHING = (None,) * len(UNSUPPORTED)
+_UNSAID: dict[tuple[bool, bool], tuple[str, ...]] = {
+    (False, False): (), (True, False): ("temperature",), (False, True): ("top_p",), (True, True): ("temperature", "top_p"),
+}  # fmt: skip
 _stops = attrgetter("stop", "stop_token_ids", "ignore_eos", "min_tokens")
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -267,8 +270,8 @@ def parse_text(body: bytes) -> Call:
         CalculetError: InvalidJson, or InvalidValue or Unsupported with `param` set.
     """
     asked = decode_body(_decode_text, body)
-    for name, harmless in UNSUPPORTED_IN_TEXTS.items():
-        if (value := getattr(asked, name)) is not None and value not in harmless:
+    for (name, harmless), value in zip(UNSUPPORTED_IN_TEXTS.items(), _asked_of_texts(asked), strict=True):
+        if value is not None and value not in harmless:
             raise Unsupported(f"{name} is not supported here, only in /v1/chat/completions", param=name)
     prompts = _prompts(asked.prompt)
     return _call(Kind.TEXT, asked, prompts, asked.logprobs, bool(asked.echo))
@@ -397,8 +400,7 @@ def _call(
     include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)
     return Call(
         kind, asked.model, prompts, n, limit, _sampling(asked, logprobs), _stop_rules(*_stops(asked)), bool(asked.stream),
-        include_usage, echo and not scored, len(prompts) * n,
-        tuple(name for name in ("temperature", "top_p") if getattr(asked, name) is None),
+        include_usage, echo and not scored, len(prompts) * n, _UNSAID[asked.temperature is None, asked.top_p is None],
         asked.calculet is not None and bool(asked.calculet.timing), wish.constraint, scored,
     )  # fmt: skip
 

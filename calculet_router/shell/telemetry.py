@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from msgspec.structs import fields
 
@@ -74,7 +74,11 @@ class RouterTelemetry:
         if action.generated_tokens:
             self._tokens["calculet_router_generated_tokens", model] += action.generated_tokens
         if action.outcome == "completed":
-            classes = (model, _prompt(action.prompt_tokens), _output(action.generated_tokens), _concurrency(concurrency))
+            classes = (
+                model, _PROMPTS[bisect_left(_PROMPT_BOUNDS, action.prompt_tokens)],
+                _OUTPUTS[bisect_left(_OUTPUT_BOUNDS, action.generated_tokens)],
+                _CONCURRENCIES[bisect_left(_CONCURRENCY_BOUNDS, concurrency)],
+            )  # fmt: skip
             if action.first_ns is not None:
                 self._first.observe(classes, (action.first_ns - action.accepted_ns) / S)
                 if action.choices == 1 and action.generated_tokens > 1:
@@ -124,9 +128,9 @@ class RouterTelemetry:
             kept.clear()
 
 
-def _classifier(classes: Mapping[int | None, str]) -> Callable[[int], str]:
-    bounds, labels = [bound for bound in classes if bound is not None], list(classes.values())
-    return lambda value: labels[bisect_left(bounds, value)]
+def _bounds(classes: Mapping[int | None, str]) -> list[int]:
+    return [bound for bound in classes if bound is not None]
 
 
-_prompt, _output, _concurrency = map(_classifier, (PROMPT_CLASSES, OUTPUT_CLASSES, CONCURRENCY_CLASSES))
+_PROMPT_BOUNDS, _OUTPUT_BOUNDS, _CONCURRENCY_BOUNDS = map(_bounds, (PROMPT_CLASSES, OUTPUT_CLASSES, CONCURRENCY_CLASSES))
+_PROMPTS, _OUTPUTS, _CONCURRENCIES = (list(labels.values()) for labels in (PROMPT_CLASSES, OUTPUT_CLASSES, CONCURRENCY_CLASSES))
