@@ -16,6 +16,7 @@ from calculet_core.history import Event, Violation
 from calculet_core.states.kv_sequence import KvSequenceState
 from calculet_supervisor.resets import WINDOW_NS
 from simulation.shares import FairShares, TenantLimits
+from simulation.turns import Turns
 
 if TYPE_CHECKING:
     from simulation.router import RouterHost
@@ -63,6 +64,7 @@ class FleetChecker:
         self._rollouts: set[int] = set()
         self._unsure: Counter[str] = Counter()
         """Acts under way by board, whose answers may be lost."""
+        self._turns = Turns(world) if world.scenario.shared else None
         self._handlers = {
             history.REQUEST_ACCEPTED: self._request_accepted,
             history.REQUEST_DONE: self._request_done,
@@ -83,6 +85,8 @@ class FleetChecker:
         self.core.see(event)
         if handler := self._handlers.get(event.event):
             handler(event, source)
+        if self._turns is not None:
+            self._turns.see(event, source)
 
     def broken(self, rule: str, message: str) -> None:
         """Something that only the world can know."""
@@ -201,7 +205,10 @@ class FleetChecker:
     # ---------------------------------------------------------------- budgets
     def _generation_state(self, event: Event, source: Any) -> None:
         board = event.board or ""
-        if event.data.get("state") == "READY":
+        state, hardware = event.data.get("state"), self._world.hardware[board]
+        if state in ("UNLOADED", "CONFIGURING") and hardware.kept_bytes and hardware.kept_by == event.epoch:
+            self.broken("empty_is_empty", f"{board} is taken for empty ({state}), and {hardware.kept_bytes} bytes more are in use than were")
+        if state == "READY":
             self._ready.setdefault(board, event.t)
         elif event.data.get("state") not in ("DRAINING",):
             self._forgive(board, event.t)

@@ -22,6 +22,7 @@ from calculet_router.shell.endpoints import Reply
 from calculet_worker.device.sim_rule import TokenRule, profile_of
 from simulation.http import Accepted, Reading, post_bytes
 from simulation.questions import Question
+from simulation.scenario import RARE
 
 if TYPE_CHECKING:
     from simulation.router import RouterHost
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LETTERS = b"aeiontrs"
 MAX_TRIES = 3
+RARE_SHARE = 0.3
 READS_PER_S = 300.0
 """Bytes that a slow reader takes: a token and a half, as an event."""
 HANG_UP_NS = 100_000
@@ -40,6 +42,7 @@ class Client:
     """One client's call, with its retries. `meant` are the texts that the router wants to write, by choice."""
 
     __slots__ = (
+        "alias",
         "choices",
         "clients",
         "code",
@@ -89,6 +92,7 @@ class Client:
         if easy:
             leaves, self.timeout_ms, self.reads_per_s, self.tenant, self.retries = None, None, None, "default", False
             self.max_tokens = min(self.max_tokens, traffic.max_output)
+        self.alias = clients.alias_for(number)
         self.tries, self.request = 0, 0
         self.router: RouterHost | None = None
         self.connection: Any = None
@@ -130,7 +134,7 @@ class Client:
         self.router, self.request = router, 0
         self.must_be_served = world.must_serve()
         body: dict[str, Any] = {
-            "model": world.alias, "prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0.0, "n": self.choices,
+            "model": self.alias, "prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0.0, "n": self.choices,
             "stream": self.stream,
         }  # fmt: skip
         if self.stop is not None:
@@ -262,6 +266,8 @@ class Client:
         if self.digest not in (None, digest):
             world.broken("one_artifact", f"request {self.request:x}: its choices are of {self.digest[:4]} and {(digest or '')[:4]}")
         self.digest = digest
+        if world.scenario.shared and digest != world.placed[self.alias].digest:
+            world.broken("one_artifact", f"request {self.request:x} asks for {self.alias}, and {(digest or '')[:4]} answers")
         world.see(
             Event(history.REQUEST_TOKENS, world.timeline.now, request, attempt, generation=generation, data={"ids": list(text.encode("latin-1"))}),
             self.router,
@@ -326,6 +332,12 @@ class Clients:
         self._rules = {
             digest: TokenRule(package.manifest, profile_of(package.manifest)) for digest, package in world.packages.items()
         }
+
+    def alias_for(self, number: int) -> str:
+        """What a client asks for."""
+        if not self.world.scenario.shared:
+            return self.world.alias
+        return RARE if random.Random(f"{self._seed}/alias {number}").random() < RARE_SHARE else self.world.alias
 
     def begin(self) -> None:
         """From now on they come."""

@@ -17,7 +17,17 @@ import numpy as np
 from calculet_core.artifact import Package
 from calculet_core.capacity import GIB
 from calculet_core.clock import MS
-from calculet_core.jobs import ChipTelemetry, Completion, DeviceCounters, DeviceVersions, EngineBank, Job, JobHandle, ReturnCode
+from calculet_core.jobs import (
+    ChipTelemetry,
+    Completion,
+    DeviceCounters,
+    DeviceVersions,
+    EngineBank,
+    Holdings,
+    Job,
+    JobHandle,
+    ReturnCode,
+)
 from calculet_worker import actions, events
 from calculet_worker.device import faulty
 from calculet_worker.device.base import DeviceLimits, Inspection
@@ -33,6 +43,7 @@ CONFIGURE_NS = 60 * MS
 UNCONFIGURE_NS = 2 * MS
 RESET_NS = 200 * MS
 DRAM_BYTES = 32 * GIB
+KEPT_BYTES = GIB
 
 
 class Hardware:
@@ -47,10 +58,16 @@ class Hardware:
         """A dead worker's DMA never ends; a reset helps."""
         self.lies = False
         """The next configuration computes wrong tokens."""
-        self.resets = 0
+        self.resets = self.epoch = 0
+        self.keeps = False
+        """The next unload that succeeds leaves memory in use; a reset helps."""
+        self.kept_bytes = self.kept_by = 0
+        """How much, and in which epoch: a later process finds it there, and cannot know that it is too much."""
+        self.on_keeping: Callable[[], None] = lambda: None
 
     def open(self, epoch: int) -> VirtualBoard:
         """A new process has it; what was configured went with the old one."""
+        self.epoch = epoch
         if self.board is not None:
             self.busy_until_ns = max(self.busy_until_ns, self.board.last_done_ns())
         versions = DeviceVersions("sim", self.name, chips=2, power_mode="balanced")
@@ -92,10 +109,17 @@ class VirtualBoard:
         return self.sim.configure(package, generation)
 
     def reset_configuration(self) -> ReturnCode:
-        return ReturnCode.DEVICE_BUSY if self.done else self.sim.reset_configuration()
+        if self.done:
+            return ReturnCode.DEVICE_BUSY
+        rc, hardware = self.sim.reset_configuration(), self._hardware
+        if rc == ReturnCode.OK and hardware.keeps:
+            hardware.keeps, hardware.kept_bytes, hardware.kept_by = False, hardware.kept_bytes + KEPT_BYTES, hardware.epoch
+            hardware.on_keeping()
+        return rc
 
     def reset(self) -> ReturnCode:
         self._hardware.stuck, self._hardware.busy_until_ns, self._lying = False, 0, False
+        self._hardware.kept_bytes = 0
         self._hardware.resets += 1
         for completion in self.done:
             self.sim.give_back(completion)
@@ -118,7 +142,11 @@ class VirtualBoard:
         return self.sim.counters()
 
     def telemetry(self) -> tuple[ChipTelemetry, ...]:
-        return self.sim.telemetry(self._timeline.now)
+        chips = self.sim.telemetry(self._timeline.now)
+        if kept := self._hardware.kept_bytes:
+            used = (chips[0].memory_used_bytes or 0) + kept
+            return (dataclasses.replace(chips[0], memory_used_bytes=used), *chips[1:])
+        return chips
 
     def versions(self) -> DeviceVersions:
         return self.sim.versions()
@@ -252,7 +280,7 @@ class DeviceThread:
             answer, took = self._configure(action), CONFIGURE_NS
         elif isinstance(action, actions.UnconfigureDevice):
             rc = self.device.reset_configuration()
-            answer, took = events.DeviceUnconfigured(action.generation, int(rc)), UNCONFIGURE_NS
+            answer, took = events.DeviceUnconfigured(action.generation, int(rc), self._holdings()), UNCONFIGURE_NS
         else:
             rc = self.device.reset()
             answer, took = events.DeviceReset(int(rc)), RESET_NS
@@ -261,12 +289,18 @@ class DeviceThread:
                 self._unproven.clear()
         self._later(took, self._end, answer)
 
+    def _holdings(self) -> Holdings:
+        """What the board's counters show, as `Executor` reads them."""
+        counters, chips = self.device.counters(), self.device.telemetry()
+        return Holdings(sum(chip.memory_used_bytes or 0 for chip in chips), counters.pending, counters.left)
+
     def _configure(self, action: actions.ConfigureDevice) -> Any:
+        before = self._holdings()
         rc = self.device.configure(action.package, action.generation)
         inspection = self.device.inspect() if rc == ReturnCode.OK else None
         if rc == ReturnCode.DEVICE_BUSY:
             self._process.world.saw("configure found the board busy")
-        return events.DeviceConfigured(action.generation, int(rc), inspection)
+        return events.DeviceConfigured(action.generation, int(rc), inspection, before=before)
 
     def _end(self, answer: Any) -> None:
         self._working = False

@@ -63,6 +63,10 @@ class Injector:
         self._fired("bad_board")
         self._kill_worker(fault)
 
+    def _keep_memory(self, fault: Fault) -> None:
+        """The next unload leaves something behind; counted when it does."""
+        self._world.hardware[self._board(fault)].keeps = True
+
     def _board(self, fault: Fault) -> str:
         return self._world.boards[fault.target % len(self._world.boards)]
 

@@ -115,6 +115,9 @@ class VirtualJournal:
     close = flush
 
 
+SERIES = SimpleNamespace(observe=lambda value: None, inc=lambda amount=1: None, set=lambda value: None)
+
+
 class Counters:
     """Metrics: nobody scrapes."""
 
@@ -127,6 +130,10 @@ class Counters:
         """Something happened."""
 
     ended = error = limited = resend = note = settle = watch = compiled = count
+
+    def collectors(self, name: str, **labels: str) -> Any:
+        """Of one series."""
+        return SERIES
 
     def bad_message(self, reason: str) -> None:
         """A message was ignored."""

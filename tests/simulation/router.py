@@ -45,7 +45,7 @@ class VirtualRouter(RouterApp):
 
     def __init__(self, host: RouterHost) -> None:
         world = host.world
-        super().__init__(world.fleet, {world.alias: world.settings.scheduler.admission}, host.name)
+        super().__init__(world.fleet, dict.fromkeys(world.placed, world.settings.scheduler.admission), host.name)
         self._server.connections = InOrder()  # type: ignore[assignment]
         watched = {actions.LostMessages: lambda action: world.messages_lost(host, action.board, action.expected, action.got)}
         self._perform = {kind: self._guarded(host, act, watched.get(kind)) for kind, act in self._perform.items()}

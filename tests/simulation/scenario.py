@@ -24,10 +24,13 @@ from calculet_core.config import (
     SchedulerConfig,
     SupervisionConfig,
     TenantConfig,
+    TimeSharedConfig,
 )
 from simulation.timeline import stream
 
 ALIAS = "toy"
+RARE = "rare"
+"""The model that takes turns with it where a board is shared."""
 TENANTS = (
     TenantConfig(name="default"), TenantConfig(name="gold", weight=3.0, traffic_class="latency"),
     TenantConfig(name="bulk", max_active=3, traffic_class="throughput"), TenantConfig(name="metered", requests_per_s=0.5),
@@ -44,7 +47,7 @@ DEVICE_FAULTS = (
 HOST_FAULTS = (
     "kill_worker", "kill_router", "kill_supervisor", "pause_worker", "hang_worker", "pause_router", "pause_supervisor", "cut_data",
     "cut_control", "partition_data", "partition_control", "slow_data", "double_data", "reorder_data", "double_control",
-    "reorder_control", "truncate_data", "truncate_control", "kill_keeper", "stop_worker", "stop_router", "stop_supervisor", "disk_full", "stuck_dma", "bad_board",
+    "reorder_control", "truncate_data", "truncate_control", "kill_keeper", "stop_worker", "stop_router", "stop_supervisor", "disk_full", "stuck_dma", "bad_board", "keep_memory",
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
 ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
@@ -126,6 +129,7 @@ class Settings:
         default_factory=lambda: RolloutConfig(8_000, 60.0, CanaryConfig(hold_s=3.0, min_requests=5))
     )
     recall: RecallConfig = field(default_factory=lambda: RecallConfig(breaker_window_s=60.0, probation_s=10.0))
+    time_shared: TimeSharedConfig = field(default_factory=lambda: TimeSharedConfig(min_residence_s=3.0, max_wait_s=4.0))
     router_tick_s: float = 0.1
     supervisor_tick_s: float = 0.1
     housekeeping_s: float = 0.2
@@ -153,6 +157,8 @@ class Scenario:
     requests: frozenset[int] | None = None
     pools: tuple[str | None, ...] = ()
     """Of the first boards; the others are in none."""
+    shared: bool = False
+    """Two models take turns on the board: there is one."""
 
     def words(self) -> str:
         """For a person."""
@@ -218,6 +224,23 @@ def applies(seed: int, seconds: float = 60.0) -> Scenario:
         for index in range(int(seconds / HITCH_EVERY_S))
     )
     return Scenario(seed, seconds, boards, routers, traffic, faults=busy, acts=applies_at_random(seed, seconds, boards, 12.0))
+
+
+def turns(seed: int, seconds: float = 60.0, faults: bool = True) -> Scenario:
+    """Two models take turns on one board, while much breaks; without faults every wait has its bound."""
+    rng = stream(seed, "turns")
+    traffic = Traffic(
+        per_s=rng.choice((0.5, 1.5, 4.0)), mean_output=rng.choice((8.0, 24.0)), disconnects=rng.choice((0.0, 0.2)), slow_readers=0.0,
+        short_deadlines=0.0, burst_every_s=rng.choice((None, 20.0)) if faults else None, burst_size=20, questions=0.0,
+    )  # fmt: skip
+    kinds = ("kill_worker", "kill_router", "kill_supervisor", "keep_memory", "cut_data", "cut_control", "ccu_exception", "configure_refused",
+             "pause_supervisor", "disk_full", "kill_keeper", "partition_control")  # fmt: skip
+    every_s = {kind: rng.uniform(12, 50) for kind in sorted(rng.sample(kinds, 4))} if faults else {}
+    acts = acts_at_random(seed, seconds, 1, 30.0) if faults else ()
+    return Scenario(
+        seed, seconds, 1, rng.choice((1, 2)), traffic, faults=faults_at_random(seed, seconds, 1, every_s),
+        acts=tuple(act for act in acts if act.verb in ("drain", "stop", "restart")), shared=True,
+    )  # fmt: skip
 
 
 def rough(seed: int, seconds: float = 45.0) -> Scenario:

@@ -70,7 +70,7 @@ class VirtualSupervisor(Supervisor):
 
     def __init__(self, host: SupervisorHost, store: VirtualStore, memory: Any) -> None:
         self._host = host
-        super().__init__(host.world.fleet, {host.world.alias: host.world.package}, store, memory)
+        super().__init__(host.world.fleet, host.world.placed, store, memory)
         self._performers = {kind: self._guarded(perform) for kind, perform in self._performers.items()}
 
     def _guarded(self, perform: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from calculet_core.clock import S
-from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, applies, corners, day, rough, swaps
+from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, applies, corners, day, rough, swaps, turns
 from simulation.search import Outcome, judge, search
 from simulation.world import World
 
-SEEDS, SECONDS = 200, 30.0
+SEEDS, SECONDS, TURNS = 200, 30.0, 16
 SOMETIMES = {
-    "a commit failed: the disk is full", "a moment was shuffled", "a limit took effect: max_output_buffer_bytes",
+    "a commit failed: the disk is full", "a moment was shuffled", "a request waited for its model's turn", "a turn began", "a turn began since a model could not serve",
+    "board fault: residue", "a limit took effect: max_output_buffer_bytes",
     "a request went to another pool", "a request went to its pool", "a router lost its keeper", "a view could not be saved", "a slow reader was dropped", "an act was refused",
     "an action failed and is decided again", "an answer began again", "another keeper took over", "board fault: bad_numbers", "board fault: ccu_exception",
     "board fault: device_busy", "board fault: device_unavailable", "board fault: invalid_dtype", "board fault: invalid_shape",
@@ -38,7 +39,7 @@ SOMETIMES = {
 @pytest.fixture(scope="module")
 def outcomes() -> list[Outcome]:
     """The rough runs, on two processes, and a few for what they reach seldom."""
-    return list(search([*corners(1), *(rough(seed, SECONDS) for seed in range(SEEDS))], 2))
+    return list(search([*corners(1), *map(turns, range(TURNS)), *(rough(seed, SECONDS) for seed in range(SEEDS))], 2))
 
 
 @pytest.mark.timeout(2400)
@@ -70,6 +71,12 @@ def test_swaps_under_fire_come_to_an_end_and_mix_no_answers() -> None:
     assert [f"seed {one.scenario.seed}: {one.worst()}" for one in outcomes if one.violations] == []
     ends = sum((one.sometimes for one in outcomes), Counter[str]())
     assert min(ends[f"rollout {state}"] for state in ("shifting", "done", "rolling_back", "rolled_back", "refused")) > 0
+
+
+def test_models_that_take_turns_on_a_well_board_keep_their_time_and_nobody_waits_too_long() -> None:
+    outcomes = [judge(turns(seed, 40.0, faults=False)) for seed in range(6)]
+    assert [f"seed {one.scenario.seed}: {one.worst()}" for one in outcomes if one.violations] == []
+    assert all(one.sometimes["a turn began"] > 2 and one.sometimes["a request waited for its model's turn"] for one in outcomes)
 
 
 def test_a_configuration_is_applied_under_load_and_no_client_notices() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulation import mutants_shells
+from simulation import mutants_shells, mutants_turns
 from simulation.mutants import MUTANTS, Mutant
 from simulation.world import World
 
@@ -19,4 +19,4 @@ def test_a_planted_bug_is_found(mutant: Mutant, monkeypatch: pytest.MonkeyPatch)
 
 def test_there_are_enough_of_them() -> None:
     assert len(MUTANTS) >= 15
-    assert {mutant.plant.__module__ for mutant in MUTANTS} >= {mutants_shells.__name__}
+    assert {mutant.plant.__module__ for mutant in MUTANTS} >= {mutants_shells.__name__, mutants_turns.__name__}

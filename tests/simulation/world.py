@@ -37,7 +37,7 @@ from simulation.keeper import Keeper
 from simulation.operators import Operators
 from simulation.ports import Nothing, virtual
 from simulation.router import KEYS
-from simulation.scenario import ALIAS, HITCH_MS, Scenario, Settings
+from simulation.scenario import ALIAS, HITCH_MS, RARE, Scenario, Settings
 from simulation.timeline import Timeline, stream
 
 if TYPE_CHECKING:
@@ -82,10 +82,12 @@ class HostFleet(Fleet):
         return self.scheduler
 
 
-def fleet_of(settings: Settings, boards: dict[str, Any], package: Package, root: Path) -> Fleet:
+def fleet_of(settings: Settings, boards: dict[str, Any], placed: dict[str, Package], root: Path) -> Fleet:
     """The configuration, as its file says it, and the folders where its processes find each other."""
     config = FleetConfig(
-        "calculet-fleet/v1", tuple(BoardConfig(board, "sim", pool=pool) for board, pool in boards.items()), (ModelConfig(ALIAS, str(package.root)),),
+        "calculet-fleet/v1",
+        tuple(BoardConfig(board, "sim", pool=pool, time_shared=settings.time_shared if len(placed) > 1 else None) for board, pool in boards.items()),
+        tuple(ModelConfig(alias, str(package.root)) for alias, package in placed.items()),
         router=settings.router, tenants=settings.tenants, supervision=settings.supervision, recovery=settings.recovery,
         rollout=settings.rollout, recall=settings.recall, crashes=CrashConfig(keep=0),
     )  # fmt: skip
@@ -117,7 +119,10 @@ class World:
         """Sockets that are bound, by path."""
         self.disk = Disk()
         self.pools: dict[str, str | None] = dict(zip_longest(self.boards, scenario.pools[: len(self.boards)]))
-        self.fleet = fleet_of(self.settings, self.pools, self.package, self.disk.root)
+        blue, green, _ = self.packages.values()
+        self.placed: dict[str, Package] = {ALIAS: blue} | ({RARE: green} if scenario.shared else {})
+        """What the configuration serves under which alias."""
+        self.fleet = fleet_of(self.settings, self.pools, self.placed, self.disk.root)
         """What the configuration's file says now; who starts reads it."""
         self.edits = 0
         self.undisturbed = all(act.verb == "apply" for act in scenario.acts) and all(
@@ -126,6 +131,8 @@ class World:
         """Nothing happens but applies: no client may notice any of them once every board has served."""
         self._served = False
         self.hardware = {board: Hardware(board, self.timeline) for board in self.boards}
+        for hardware in self.hardware.values():
+            hardware.on_keeping = functools.partial(self.fired, "keep_memory")
         self.armed: dict[str, list[Any]] = {}
         self.checker = FleetChecker(self)
         self.clients = Clients(self)
@@ -176,6 +183,8 @@ class World:
     def _settle(self) -> None:
         self.clients.quiet = self.injector.quiet = True
         self.armed.clear()
+        for hardware in self.hardware.values():
+            hardware.keeps = False
         for process in self.processes():
             process.forget_crash()
         for worker in self.keeper.workers.values():
@@ -219,6 +228,9 @@ class World:
                 left.append(f"router{index} is not up")
             elif router.dispatcher.ready() != ready:
                 left.append(f"router{index} can use {router.dispatcher.ready()} boards of {ready}")
+        if self.scenario.shared:
+            sharing = supervisor.app.time_sharing
+            left += [f"{alias} could not be loaded, and is not tried again yet" for alias in self.placed if sharing._is_sour(alias)]
         if self.edits:
             left += [words for words in supervisor.app.configuring.left() if any(part in words for part in UNAPPLIED)]
         left += [f"rollout {one.id}: {one.state}" for one in supervisor.rollouts.live.values()]
@@ -239,7 +251,7 @@ class World:
         if report.state == "FAILED" and report.condemned is not None and "resets" in report.condemned:
             return None  # the window reopens in ten minutes
         busy = {state: count for state, count in report.lanes.items() if count and state != "FREE"}
-        current = supervisor.rollouts.current(self.alias)
+        current = supervisor.rollouts.current(supervisor.app.time_sharing.alias_of(board))
         if current is not None and report.digest != current.digest:
             return f"holds {report.digest[:4]}, the alias is {current.digest[:4]}"
         if report.state != "READY" or busy or report.waiting or report.inflight or not wish.up:
