@@ -161,8 +161,11 @@ class Keeper:
             while data := await reader.read(CHUNK_BYTES):
                 incoming.feed(data)
                 for message in incoming:
-                    self._obey(message)
-        except (msgpack.UnpackException, msgpack.BufferFull, ValueError, KeyError, TypeError, AttributeError) as error:
+                    try:
+                        self._obey(message)
+                    except Exception:  # the supervisor would take a closed connection for the keeper's end
+                        log.exception("what the supervisor said was not done: %s", message)
+        except (msgpack.UnpackException, msgpack.BufferFull, ValueError) as error:
             log.error("the supervisor's connection is closed: not a message: %s", error)
         except ConnectionError:
             pass

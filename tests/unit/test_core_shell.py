@@ -297,3 +297,9 @@ def test_a_socket_is_at_an_address_by_port_and_by_any_name_of_its_host() -> None
         port = sock.getsockname()[1]
         assert listens_at(sock, f"127.0.0.1:{port}") and listens_at(sock, f"localhost:{port}") and listens_at(sock, "127.0.0.1:0")
         assert not listens_at(sock, "127.0.0.1:1") and not listens_at(sock, f"0.0.0.0:{port}") and not listens_at(sock, f"[::1]:{port}")
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "nohost.invalid:1", "a..b:1"])
+def test_an_address_that_is_none_is_an_error_of_the_system(listen: str) -> None:
+    with pytest.raises(OSError):
+        bind(listen)
