@@ -79,6 +79,12 @@ class RequestTooLarge(CalculetError):
     http_status, code, type = 413, "request_too_large", "invalid_request_error"
 
 
+class UnsupportedMediaType(CalculetError):
+    """A body that is coded (compressed); it is taken only as it is."""
+
+    http_status, code, type = 415, "unsupported_media_type", "invalid_request_error"
+
+
 class HeadersTooLarge(CalculetError):
     http_status, code, type = 431, "headers_too_large", "invalid_request_error"
 
@@ -161,8 +167,8 @@ ERROR_TYPES: dict[str, type[CalculetError]] = {
     cls.code: cls
     for cls in (
         InvalidValue, InvalidJson, ContextLengthExceeded, Unsupported, ConstraintFailed, InvalidApiKey,
-        PermissionDenied, ModelNotFound, NotFound, MethodNotAllowed, RequestTimeout, RequestTooLarge, HeadersTooLarge,
-        OverCapacity, TenantRateLimited, TenantQuota, InternalError, ArtifactRejected, BadOutput, NoReadyWorker,
+        PermissionDenied, ModelNotFound, NotFound, MethodNotAllowed, RequestTimeout, RequestTooLarge, UnsupportedMediaType,
+        HeadersTooLarge, OverCapacity, TenantRateLimited, TenantQuota, InternalError, ArtifactRejected, BadOutput, NoReadyWorker,
         ModelDraining, ModelRecovering, StaleView, DeviceBusy, BoardFailed, WorkerLost, ShuttingDown, SlowReader,
         DeadlineExceeded,
     )
@@ -192,4 +198,6 @@ class ExitCode:
     USAGE = 2
     BUG = 70
     BOARD_UNAVAILABLE = 75
+    UNAVAILABLE = 75
+    """Something of the machine is missing for now: a board, room on a disk, a folder that may be written."""
     CONFIG = 78

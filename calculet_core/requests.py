@@ -70,6 +70,8 @@ class Prompt(msgspec.Struct, array_like=True, frozen=True):
     """OpenAI chat messages; the artifact's chat template renders them."""
     tools: list[str] | None = None
     """With messages: the functions that the model is told of, as OpenAI writes them, each as JSON."""
+    options: str | None = None
+    """With messages: variables for the chat template, an object as JSON."""
 
 
 class ToolRule(msgspec.Struct, array_like=True, frozen=True):
@@ -97,8 +99,7 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
     """More than one may be called."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """A validated request as the worker's engine gets it."""
 
     key: WireKey

@@ -110,6 +110,8 @@ class WorkerHello(msgspec.Struct, frozen=True):
     chips: int = 0
     constrains: bool = False
     """Whether it can hold an answer to a `Constraint`."""
+    seq: int | None = None
+    """Number of the last `Tick` for this router: from the first one on, none is lost unnoticed. None: the worker does not say."""
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):

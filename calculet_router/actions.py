@@ -11,6 +11,7 @@ import msgspec
 
 from calculet_core.errors import CalculetError
 from calculet_core.history import Event
+from calculet_core.tracing import TraceContext
 from calculet_core.wire import BoardView, Cancel, Lookup, Piece, Submit
 
 
@@ -106,6 +107,8 @@ class Ended(msgspec.Struct, frozen=True):
     """Request id of the first choice; None for a call that was refused at the door, which used nothing."""
     choices: int = 0
     label: str | None = None
+    trace: TraceContext | None = None
+    """Of a call that was refused at the door: no event of the journal makes a span of it."""
 
 
 class Resent(msgspec.Struct, frozen=True):

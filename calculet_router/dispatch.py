@@ -186,7 +186,12 @@ class Dispatcher:
         """Before anything was sent or recorded."""
         out.append(actions.Fail(event.owner, error))
         tenant = identity.tenant.name
-        out.append(actions.Ended(event.call.model, "failed", error, 0, 0, now_ns, None, now_ns, tenant, identity.key))
+        out.append(
+            actions.Ended(
+                event.call.model, "failed", error, 0, 0, now_ns, None, now_ns, tenant, identity.key, label=event.label,
+                trace=event.trace,
+            )
+        )  # fmt: skip
 
     def _client_gone(self, event: events.ClientGone, now_ns: int, out: Out) -> None:
         ongoing = self._calls.get(event.owner)
@@ -441,6 +446,9 @@ class Dispatcher:
             out.append(actions.Ignored("foreign", 1))
             return
         worker.heard_ns = now_ns
+        if worker.seq is None:
+            worker.seq = hello.seq  # requests go there from now on: a first tick that is lost must not look like none
+        hello = msgspec.structs.replace(hello, seq=None)
         if worker.hello != hello or worker.link is not LinkState.UP:
             worker.hello, worker.link = hello, LinkState.UP
             self.roster.changed()

@@ -22,7 +22,7 @@ from calculet_router.aliases import Aliases
 from calculet_router.fleet import Roster, Worker
 from calculet_router.openai import Message, Model, TokenId, decode_body, plain_messages
 from calculet_router.tenants import Tenants
-from calculet_router.tools import Tool, told_tools
+from calculet_router.tools import Tool, object_text, told_tools
 
 MAX_TRIES = 3
 
@@ -47,6 +47,8 @@ class TokenizeRequest(msgspec.Struct):
     return_token_strs: bool | None = None
     """Also each token's text."""
     add_generation_prompt: bool | None = None
+    chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """With messages: as in a chat."""
 
 
 class DetokenizeRequest(msgspec.Struct):
@@ -74,7 +76,8 @@ def parse_tokenize(body: bytes) -> Question:
         return Question(asked.model, Prompt(text=asked.prompt), want_pieces=bool(asked.return_token_strs))
     if asked.add_generation_prompt is False:
         raise Unsupported("add_generation_prompt: false is not supported", param="add_generation_prompt")
-    prompt = Prompt(messages=plain_messages(asked.messages), tools=told_tools(asked.tools or []))
+    options = object_text(asked.chat_template_kwargs, "chat_template_kwargs")
+    prompt = Prompt(messages=plain_messages(asked.messages), tools=told_tools(asked.tools or []), options=options)
     return Question(asked.model, prompt, want_pieces=bool(asked.return_token_strs))
 
 

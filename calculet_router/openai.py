@@ -7,6 +7,7 @@ fields are ignored, and what would change the answer but is not built is refused
 
 from __future__ import annotations
 
+import codecs
 from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, Any
@@ -17,12 +18,14 @@ from msgspec import Meta
 from calculet_core.errors import CalculetError, InvalidJson, InvalidValue, Unsupported
 from calculet_core.kv import ContextOp, refuse
 from calculet_core.requests import Constraint, Prompt, SamplingParams, StopRules
-from calculet_router.tools import NO_WISH, ResponseFormat, Tool, ToolCall, ToolChoice, Wish, earlier_calls, wish_of
+from calculet_router.tools import NO_WISH, ResponseFormat, Tool, ToolCall, ToolChoice, Wish, earlier_calls, object_text, wish_of
 
 MAX_CHOICES = 128
 """Most choices of one call, over all its prompts."""
 MAX_LOGPROBS = {"chat": 20, "text": 5}
 """Most alternatives per token that the public interface knows."""
+
+BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _INT64 = 1 << 63
 _Int = Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)]
@@ -66,10 +69,11 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class ContentPart(msgspec.Struct):
-    """A part of a message; only texts are supported."""
+    """A part of a message; only texts are supported, and of the assistant its refusals."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class Message(msgspec.Struct):
@@ -83,6 +87,8 @@ class Message(msgspec.Struct):
     tool_call_id: str | None = None
     """Of a tool: which call it answers."""
     function_call: Any = None
+    refusal: str | None = None
+    """Of the assistant: what it said instead of `content`."""
 
 
 class Extension(msgspec.Struct):
@@ -102,6 +108,7 @@ class _Body(msgspec.Struct):
 
     model: Model
     max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
@@ -139,13 +146,24 @@ class _Body(msgspec.Struct):
     suffix: Any = None
     audio: Any = None
     modalities: Any = None
+    web_search_options: Any = None
+    chat_template: Any = None
+    add_generation_prompt: Any = None
+    continue_final_message: Any = None
+    truncate_prompt_tokens: Any = None
+    length_penalty: Any = None
+    typical_p: Any = None
+    grammar: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
 
 
 class ChatRequest(_Body, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Meta(min_length=1)]
-    max_completion_tokens: _Count | None = None
+    chat_template_kwargs: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """An object: variables for the model's chat template, such as `enable_thinking`."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS["chat"])] | None = None
     response_format: ResponseFormat | None = None
@@ -164,6 +182,7 @@ class CompletionRequest(_Body, kw_only=True):
     tools: Any = None
     tool_choice: Any = None
     response_format: Any = None
+    chat_template_kwargs: Any = None
 
 
 _decode_chat = msgspec.json.Decoder(ChatRequest).decode
@@ -187,12 +206,23 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "audio": (),
     "modalities": (["text"], []),
+    "web_search_options": (),
+    "chat_template": (),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "truncate_prompt_tokens": (),
+    "length_penalty": (1,),
+    "typical_p": (1,),
+    "grammar": ("",),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
 }
 """Parameter -> the values besides null that ask for nothing. Any other value would change the answer and is refused."""
 UNSUPPORTED_IN_TEXTS: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
+    "chat_template_kwargs": ({},),
 }
 """The same for `/v1/completions` alone."""
 CONTEXT_PARAMETERS = {
@@ -218,11 +248,11 @@ def parse_chat(body: bytes) -> Call:
     messages = plain_messages(asked.messages)
     if asked.top_logprobs is not None and not asked.logprobs:
         raise InvalidValue("top_logprobs needs logprobs to be true", param="top_logprobs")
-    limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+    options = object_text(asked.chat_template_kwargs, "chat_template_kwargs") if asked.chat_template_kwargs else None
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     constrained = asked.response_format is not None or asked.tools is not None or asked.tool_choice is not None
     wish = wish_of(asked) if constrained else NO_WISH
-    return _call(Kind.CHAT, asked, [Prompt(messages=messages, tools=wish.tools)], limit, logprobs, False, wish)
+    return _call(Kind.CHAT, asked, [Prompt(messages=messages, tools=wish.tools, options=options)], logprobs, False, wish)
 
 
 def parse_text(body: bytes) -> Call:
@@ -240,7 +270,7 @@ def parse_text(body: bytes) -> Call:
     if echo and asked.logprobs is not None:
         message = "echo together with logprobs is not supported: devices return the logits of a prompt's last position only"
         raise Unsupported(message, param="echo")
-    return _call(Kind.TEXT, asked, prompts, asked.max_tokens, asked.logprobs, echo)
+    return _call(Kind.TEXT, asked, prompts, asked.logprobs, echo)
 
 
 def parse_timeout_ms(value: bytes) -> int:
@@ -273,6 +303,8 @@ def decode_body(decode: Any, body: bytes) -> Any:
     except RecursionError:
         raise InvalidJson("the body is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if body.startswith(BYTE_ORDER_MARKS):
+            raise InvalidJson("the body begins with a byte order mark: JSON is sent as UTF-8 without one") from None
         raise InvalidJson(f"the body is not valid JSON: {error}") from None
 
 
@@ -308,12 +340,12 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     if message.tool_calls and role != "assistant":
         raise InvalidValue(f"{where}.tool_calls: only messages of the assistant have them", param=f"{where}.tool_calls")
     content = message.content
-    if content is None and message.tool_calls:
-        content = ""
+    if content is None and role == "assistant":
+        content = "" if message.tool_calls else message.refusal
     if content is None:
         raise InvalidValue(f"{where}.content is required", param=f"{where}.content")
     if not isinstance(content, str):
-        content = "".join(_part(f"{where}.content[{place}]", part) for place, part in enumerate(content))
+        content = "".join(_part(f"{where}.content[{place}]", part, role) for place, part in enumerate(content))
     plain: dict[str, Any] = {"role": role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
@@ -324,7 +356,11 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     return plain
 
 
-def _part(where: str, part: ContentPart) -> str:
+def _part(where: str, part: ContentPart, role: str) -> str:
+    if part.type == "refusal" and role == "assistant":
+        if part.refusal is None:
+            raise InvalidValue(f"{where}.refusal is required", param=f"{where}.refusal")
+        return part.refusal
     if part.type != "text":
         raise Unsupported(f"{where}.type: only text parts are supported", param=f"{where}.type")
     if part.text is None:
@@ -349,9 +385,10 @@ def _prompts(prompt: Any) -> list[Prompt]:
 
 
 def _call(
-    kind: Kind, asked: Any, prompts: list[Prompt], limit: int | None, logprobs: int | None, echo: bool, wish: Wish = NO_WISH
+    kind: Kind, asked: Any, prompts: list[Prompt], logprobs: int | None, echo: bool, wish: Wish = NO_WISH
 ) -> Call:
     n = asked.n or 1
+    limit = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
     if error := _refusal(asked, n, limit, len(prompts)):
         raise error
     include_usage = asked.stream_options is not None and bool(asked.stream_options.include_usage)

@@ -146,7 +146,7 @@ HEADERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )
 OF_ALL = (400, 408, 413, 431, 500, 503)
 OF_MODELS = (401, 403, 404)
-OF_CALLS = (*OF_MODELS, 429, 504)
+OF_CALLS = (*OF_MODELS, 415, 429, 504)
 
 
 def document(version: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 """A router's spans, made of the events that go into its journal: one span a call, one below it for each attempt of each choice.
+Calls that were refused at the door are in no journal; they get their one span from `refused_span`.
 
 Pure: events in, finished spans out. Only calls that the router traces have `span` in their `request.accepted`.
 """
@@ -9,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from calculet_core import history
+from calculet_core.errors import CalculetError
 from calculet_core.history import Event
 from calculet_core.ids import request_id_text
-from calculet_core.tracing import Span, child_id, present
+from calculet_core.tracing import Span, TraceContext, child_id, present
 
 
 @dataclass(slots=True)
@@ -124,6 +126,17 @@ class RouterSpans:
             calculet_choices=call.choices, calculet_attempts=call.sent, calculet_outcome=call.outcome, error_type=call.error,
         )  # fmt: skip
         return Span("request", call.trace_id, call.span_id, call.parent, "server", call.start_ns, now_ns, attributes, call.error)
+
+
+def refused_span(
+    trace: TraceContext, error: CalculetError, start_ns: int, end_ns: int, model: str | None, tenant: str | None, label: str | None
+) -> Span:
+    """Of a call that was refused before it became one: its body, its key, its model or a limit. Times are CLOCK_MONOTONIC."""
+    attributes = present(
+        http_response_status__code=error.http_status, gen__ai_request_model=model, calculet_tenant=tenant, calculet_label=label,
+        calculet_outcome="refused", calculet_param=error.param, error_type=error.code,
+    )  # fmt: skip
+    return Span("request", trace.trace_id, trace.span_id, trace.parent, "server", start_ns, end_ns, attributes, error.code)
 
 
 def attempt_span(span_id: str, request: int, attempt: int) -> str:

@@ -151,7 +151,7 @@ def _schema(form: ResponseFormat | None) -> tuple[str | None, str]:
     if form.json_schema is None:
         raise InvalidValue("response_format.json_schema is required", param="response_format.json_schema")
     param = "response_format.json_schema.schema"
-    schema = _object_text(form.json_schema.schema, param)
+    schema = object_text(form.json_schema.schema, param)
     if schema is None:
         raise InvalidValue(f"{param} is required", param=param)
     return schema, param
@@ -174,12 +174,16 @@ def _rules(tools: list[Tool]) -> dict[str, ToolRule]:
 
 
 def _parameters(function: Function, param: str) -> str:
-    text = _object_text(function.parameters, param)
+    text = object_text(function.parameters, param)
     return NO_PARAMETERS if text is None or not text[1:-1].strip() else text
 
 
-def _object_text(raw: msgspec.Raw, param: str) -> str | None:
-    """JSON of an object as the client wrote it; None where there is none."""
+def object_text(raw: msgspec.Raw, param: str) -> str | None:
+    """JSON of an object as the client wrote it; None where there is none.
+
+    Raises:
+        CalculetError: InvalidJson for text that is no UTF-8, InvalidValue with `param` set for JSON of something else.
+    """
     try:
         text = bytes(raw).decode().strip()
     except UnicodeDecodeError as error:

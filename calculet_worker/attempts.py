@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from calculet_core import history, wire
 from calculet_core.errors import CalculetError, DeadlineExceeded, OverCapacity, StaleView
@@ -23,13 +24,15 @@ from calculet_worker.events import RequestArrived, Tokenized
 from calculet_worker.generation import Lifecycle
 from calculet_worker.records import INTERNAL, Recorder
 from calculet_worker.registry import Cancelled, RequestRegistry
-from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable
+from calculet_worker.scheduling.admission import Admit, Queue, RejectUnavailable, named_ids
 from calculet_worker.scheduling.deadlines import Deadlines
 from calculet_worker.serving import Serving
 
 MAX_TOKENIZING_BYTES = 64 << 20
 """Prompts that may be with the tokenizer at once."""
 _encode = msgspec.msgpack.Encoder().encode
+_min, _max = np.minimum.reduce, np.maximum.reduce
+"""What the arrays' own methods come to, after 1 us of Python."""
 _WAITING = (RequestState.NEW, RequestState.WAITING_ADMISSION)
 
 InternalEnded = Callable[[SequenceState, str | None], None]
@@ -105,7 +108,7 @@ class Attempts:
             return
         ids = event.token_ids
         count = len(ids)
-        id_range = (int(ids.min()), int(ids.max())) if count else (0, 0)
+        id_range = (int(_min(ids)), int(_max(ids))) if count else (0, 0)
         decision = serving.admission.decide(
             count,
             seq.request.max_new_tokens,
@@ -113,6 +116,8 @@ class Attempts:
             lambda size: serving.queue_state(seq, count, size),
             seq.deadline_ns,
             now_ns,
+            "prompt" if seq.request.prompt.messages is None else "messages",
+            named_ids(seq.request.sampling, seq.request.stop),
         )
         if isinstance(decision, Admit | Queue):
             if event.matcher is not None or event.echo:
@@ -271,7 +276,7 @@ def prompt_bytes(prompt: Prompt) -> int:
     calls = [message["tool_calls"] for message in messages if "tool_calls" in message]
     if calls or prompt.tools is not None:
         size += len(_encode((calls, prompt.tools)))
-    return size
+    return size + len(prompt.options or "")
 
 
 def _texts(content: Any) -> list[str]:

@@ -10,6 +10,8 @@ from pathlib import Path
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
+NO_PLACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR})
+
 
 def rss_bytes() -> int:
     """Resident memory. Cheap, and it needs no new descriptor after the first time: it is told when there is none left, too."""
@@ -39,6 +41,16 @@ def began_s(pid: int) -> float | None:
     except OSError:
         return None
     return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def is_machines(error: BaseException | None) -> bool:
+    """Whether the machine stands in the way: a shortage, a disk that is full, read-only or failing, a folder of somebody else."""
+    return is_shortage(error) or (isinstance(error, OSError) and error.errno in NO_PLACE)
+
+
+def in_words(error: OSError) -> str:
+    """`PATH: No space left on device`, without the number; what a person needs of it."""
+    return ": ".join(str(part) for part in (error.filename, error.strerror or error) if part)
 
 
 @cache

@@ -44,8 +44,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_body", "_closing", "_dirty", "_discarded", "_discarding", "_due", "_fed", "_headers", "_idle", "_in_headers", "_last",
-        "_next_running", "_pairs", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_refused", "_stalled_at", "_url",
-        "address", "events", "exchange", "held", "on_body", "on_header", "on_url", "server", "since", "transport",
+        "_next_running", "_offered", "_pairs", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_refused", "_stalled_at",
+        "_url", "address", "events", "exchange", "held", "on_body", "on_header", "on_url", "server", "since", "transport",
     )  # fmt: skip
 
     def __init__(self, server: HttpServer) -> None:
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         """Of httptools, without a frame of ours for each header; a repeated header keeps its last value."""
         self._parser = httptools.HttpRequestParser(self)
         self._in_headers = self._idle = True
-        self._closing = self._dirty = self._discarding = self._last = self._next_running = self._paused = False
+        self._closing = self._dirty = self._discarding = self._last = self._next_running = self._offered = self._paused = False
         self._refused: CalculetError | None = None
         self._discarded = self._fed = 0
         self._stalled_at = 0.0
@@ -122,15 +122,7 @@ class Connection(asyncio.Protocol):
             self.since = now = self.server.loop.time()
             self._due = now + config.header_timeout_s
         self._fed += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._last = True  # no upgrades here: the message is answered as it is, and is the last one
-        except httptools.HttpParserCallbackError:
-            log.exception("a parser callback failed")
-            self._refuse(InternalError("internal error"))
-        except httptools.HttpParserError as error:
-            self._refuse(InvalidValue(f"not a valid HTTP request: {error}"))
+        self._parse(data)
         if self._fed > (config.max_header_bytes if self._in_headers else config.max_header_bytes + config.max_body_bytes):
             self._refuse_size(self._in_headers)
         if self._refused is not None:
@@ -151,6 +143,36 @@ class Connection(asyncio.Protocol):
             if too_many and not self._closing:
                 self._paused = True
                 self.transport.pause_reading()
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._offered:
+                self._decline(data[upgrade.args[0] :])
+            else:
+                self._last = True  # CONNECT: it is answered, and what follows is no HTTP
+        except httptools.HttpParserCallbackError:
+            log.exception("a parser callback failed")
+            self._refuse(InternalError("internal error"))
+        except httptools.HttpParserError as error:
+            reason = "HTTP/2 is not spoken here, only HTTP/1.1" if "PRI" in str(error) else str(error)
+            self._refuse(InvalidValue(f"not a valid HTTP request: {reason}"))
+
+    def _decline(self, rest: bytes) -> None:
+        """No upgrades here, and an offer of one (clients that would rather speak HTTP/2 make it with each request) is to be passed
+        over: the message is read anew as if it had not been made, since the parser takes the body for the other protocol."""
+        self._offered = False
+        method, target, headers = self._parser.get_method(), b"".join(self._url), self._headers
+        tokens = [token.strip().lower() for token in headers[b"connection"].split(b",")]
+        headers[b"connection"] = b", ".join(token for token in tokens if token not in (b"upgrade", b"http2-settings"))
+        lines = [b"%b: %b\r\n" % pair for pair in headers.items() if pair[0] != b"upgrade"]
+        self._url.clear()
+        self._pairs.clear()
+        self._parser = httptools.HttpRequestParser(self)
+        self._parse(b"%b %b HTTP/1.1\r\n%b\r\n" % (method, target, b"".join(lines)))
+        if rest and self._refused is None:
+            self._parse(rest)
 
     def _lose(self, reason: str, code: str | None) -> None:
         """Nobody will read the answer that is being produced."""
@@ -205,16 +227,24 @@ class Connection(asyncio.Protocol):
         self._due = 0.0
         self._headers = headers = {name.lower(): value for name, value in pairs.items()}
         pairs.clear()
+        self._offered = b"upgrade" in headers and b"connection" in headers and self._parser.should_upgrade()
+        if self._offered and self._parser.get_method() != b"CONNECT":
+            return
+        self._offered = False
         limit = config.max_header_bytes
         if (fed == 0 or fed > limit) and sum(map(len, headers)) + sum(map(len, headers.values())) > limit:
             self._refuse_size(in_headers=True)
         elif b"content-length" in headers and int(headers[b"content-length"]) > config.max_body_bytes:
             self._refuse_size(in_headers=False)
-        elif b"expect" in headers and self.exchange is None and not self._queue:
+        elif b"transfer-encoding" in headers and headers[b"transfer-encoding"].lower() != b"chunked":
+            self._refuse(InvalidValue("Transfer-Encoding: only chunked is understood", param="Transfer-Encoding"))
+        elif b"expect" in headers and self.exchange is None and not self._queue and self._parser.get_http_version() == "1.1":
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_message_complete(self) -> None:
         """Of httptools."""
+        if self._offered:
+            return
         parser, parts = self._parser, self._body
         body = parts[0] if len(parts) == 1 else b"".join(parts)
         target = self._url[0] if len(self._url) == 1 else b"".join(self._url)

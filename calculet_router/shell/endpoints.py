@@ -13,10 +13,10 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown
+from calculet_core.errors import CalculetError, MethodNotAllowed, NoReadyWorker, NotFound, ShuttingDown, UnsupportedMediaType
 from calculet_core.shell.build import build
 from calculet_core.shell.telemetry import CONTENT_TYPE
-from calculet_core.tracing import parse_traceparent
+from calculet_core.tracing import TraceContext, parse_traceparent
 from calculet_core.wire import PROTOCOL, AliasView, BoardView, Piece
 from calculet_router import events
 from calculet_router.actions import Ticket
@@ -171,7 +171,9 @@ class Endpoints:
         answer = self._get.get(path)
         if answer is None and path.startswith(MODELS + b"/") and len(path) > len(MODELS) + 1:
             answer = self._model
-        if answer is None:
+        if answer is None and exchange.method == b"CONNECT":
+            self._wrong_method(exchange, b"GET, HEAD, POST")
+        elif answer is None:
             self._fail(exchange, NotFound(f"there is no {path[:128].decode('ascii', 'replace')} here"))
         elif exchange.method not in GET_HEAD:
             self._wrong_method(exchange, b"GET, HEAD")
@@ -181,49 +183,64 @@ class Endpoints:
     # ---------------------------------------------------------------- calls
     def _call(self, exchange: Exchange, parse: Callable[[bytes], Call]) -> None:
         headers, app = exchange.headers, self._app
+        began_ns, trace = time.monotonic_ns(), self._context(headers)
         if app.closed:
-            self._fail(exchange, ShuttingDown("the router is shutting down"))
+            self._refuse(exchange, ShuttingDown("the router is shutting down"), trace, began_ns)
             return
         now_s = time.time()
         identity = app.dispatcher.tenants.identify(headers.get(b"authorization"), now_s)
         if not isinstance(identity, Identity):
-            self._unknown(exchange, identity)
+            self._refuse(exchange, identity, trace, began_ns)
             return
         try:
-            call = parse(exchange.body)
+            call = parse(_plain(exchange))
             timeout = headers.get(b"x-request-timeout-ms")
             timeout_ms = None if timeout is None else parse_timeout_ms(timeout)
             if TIMING in headers and parse_switch(headers[TIMING], "X-Calculet-Timing"):
                 call = msgspec.structs.replace(call, timing=True)
         except CalculetError as error:
-            self._fail(exchange, error)
+            self._refuse(exchange, error, trace, began_ns, identity)
             return
         exchange.body = b""
         if call.stream and (full := exchange.connection.server.no_stream_left()):
-            self._fail(exchange, full)
+            self._refuse(exchange, full, trace, began_ns, identity, call.model)
             return
         label = None if exchange.label is None else exchange.label.decode()
-        trace = None
-        if app.spans is not None:
-            trace = app.spans.context(headers.get(TRACEPARENT))
-        elif TRACEPARENT in headers:
-            trace = parse_traceparent(headers[TRACEPARENT])
         app.feed(events.CallArrived(Reply(exchange, call), call, int(now_s), identity, timeout_ms, label, trace))
+
+    def _context(self, headers: dict[bytes, bytes]) -> TraceContext | None:
+        if self._app.spans is not None:
+            return self._app.spans.context(headers.get(TRACEPARENT))
+        return parse_traceparent(headers[TRACEPARENT]) if TRACEPARENT in headers else None
+
+    def _refuse(
+        self, exchange: Exchange, error: CalculetError, trace: TraceContext | None, began_ns: int,
+        identity: Identity | None = None, model: str | None = None,
+    ) -> None:  # fmt: skip
+        """A call that never became one: its answer, and its span where calls have spans."""
+        spans, headers = self._app.spans, b""
+        if trace is not None:
+            headers = b"traceparent: %b\r\n" % trace.text().encode()
+            if spans is not None:
+                tenant = None if identity is None else identity.tenant.name
+                label = None if exchange.label is None else exchange.label.decode()
+                spans.refused(trace, error, began_ns, time.monotonic_ns(), model=model, tenant=tenant, label=label)
+        self._unknown(exchange, error, headers)
 
     def _question(self, exchange: Exchange, path: bytes) -> None:
         if (identity := self._who(exchange)) is None:
             return
         try:
-            question = QUESTIONS[path](exchange.body)
+            question = QUESTIONS[path](_plain(exchange))
         except CalculetError as error:
             self._fail(exchange, error)
             return
         exchange.body = b""
         self._app.feed(events.LookupAsked(Told(exchange, path[1:].decode(), self._app), question, identity))
 
-    def _unknown(self, exchange: Exchange, error: CalculetError) -> None:
-        """Nobody we know."""
-        self._fail(exchange, error, b"www-authenticate: Bearer\r\n" if error.http_status == 401 else b"")
+    def _unknown(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
+        """A 401 says how to do better."""
+        self._fail(exchange, error, headers + (b"www-authenticate: Bearer\r\n" if error.http_status == 401 else b""))
 
     def _who(self, exchange: Exchange) -> Identity | None:
         """Who asks; None when that was answered with an error."""
@@ -235,6 +252,8 @@ class Endpoints:
 
     def _fail(self, exchange: Exchange, error: CalculetError, headers: bytes = b"") -> None:
         self._app.count_error(error)
+        if error.http_status == 415:
+            headers += b"accept-encoding: identity\r\n"
         exchange.fail(error, headers)
 
     def _wrong_method(self, exchange: Exchange, allowed: bytes) -> None:
@@ -332,6 +351,19 @@ class Endpoints:
         task = asyncio.get_running_loop().create_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _plain(exchange: Exchange) -> bytes:
+    """The body, which must not be compressed.
+
+    Raises:
+        UnsupportedMediaType: it is.
+    """
+    coding = exchange.headers.get(b"content-encoding", b"identity")
+    if coding.lower() not in (b"identity", b""):
+        name = coding[:32].decode("ascii", "replace")
+        raise UnsupportedMediaType(f"Content-Encoding: bodies in {name} are not taken, only plain ones", param="Content-Encoding")
+    return exchange.body
 
 
 def _path(target: bytes) -> bytes:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 REASONS = {
     200: b"OK", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found", 405: b"Method Not Allowed",
-    408: b"Request Timeout", 413: b"Content Too Large", 429: b"Too Many Requests", 431: b"Request Header Fields Too Large",
-    500: b"Internal Server Error", 503: b"Service Unavailable", 504: b"Gateway Timeout",
+    408: b"Request Timeout", 413: b"Content Too Large", 415: b"Unsupported Media Type", 429: b"Too Many Requests",
+    431: b"Request Header Fields Too Large", 500: b"Internal Server Error", 503: b"Service Unavailable", 504: b"Gateway Timeout",
 }  # fmt: skip
 JSON = b"application/json"
 MAX_LABEL = 128

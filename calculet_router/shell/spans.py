@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 
 from calculet_core.config import TracingConfig
+from calculet_core.errors import CalculetError
 from calculet_core.history import Event
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.spans import SpanSender, open_sender
 from calculet_core.tracing import TraceContext, chosen, parse_traceparent
-from calculet_router.spans import RouterSpans
+from calculet_router.spans import RouterSpans, refused_span
 
 
 class Spans:
@@ -33,6 +34,14 @@ class Spans:
         self._write(event)
         if event.request is not None and (found := self._spans.see(event)):
             self._sender.add(found)
+
+    def refused(
+        self, trace: TraceContext, error: CalculetError, start_ns: int, end_ns: int, *, model: str | None = None,
+        tenant: str | None = None, label: str | None = None,
+    ) -> None:  # fmt: skip
+        """The one span of a call that was refused at the door."""
+        if trace.own and trace.sampled:
+            self._sender.add([refused_span(trace, error, start_ns, end_ns, model, tenant, label)])
 
     def close(self) -> None:
         """Send what is left."""

@@ -79,6 +79,15 @@ def render(now: dict[str, Any], before: dict[str, Any], seconds: float, rates: l
     return Group(*parts, *([""] if wrong else []), *map(Text.from_markup, wrong))
 
 
+def lanes_bar(used: int, total: int) -> str:
+    """A cell a lane, or, where there are more than MAX_CELLS, several lanes a cell: lit in proportion, and all or none only where
+    that is so."""
+    cells = min(total, MAX_CELLS)
+    lit = min(used, total) if total <= MAX_CELLS or used in (0, total) else min(cells - 1, max(1, round(cells * used / total)))
+    lit = min(lit, cells)
+    return "▮" * lit + "▯" * (cells - lit)
+
+
 def spark(values: list[float]) -> str:
     """A curve of block characters, the highest value at full height."""
     highest = max(values, default=0.0)
@@ -95,7 +104,7 @@ def _boards(rows: list[dict[str, Any]], old: dict[str, dict[str, Any]], seconds:
         state = "draining" if row["draining"] and row["state"] == "READY" else state
         style = "green" if _serves(row) else "red" if row["state"] in (None, "FAILED") else "yellow"
         used, total = row["lanes_used"], row["lanes_total"]
-        cells = "" if total is None else "▮" * min(used, MAX_CELLS) + "▯" * (min(total, MAX_CELLS) - min(used, MAX_CELLS))
+        cells = "" if total is None else lanes_bar(used, total)
         queues = " ".join(f"{name[0]}{depth}" for name, depth in (row["queues"] or {}).items() if depth) or "-"
         kv = f"{100 * row['kv_tokens_reserved'] / row['kv_tokens_total']:.0f}%" if row["kv_tokens_total"] else "-"
         hot = max((chip["temperature_c"] for chip in row["chips"] if chip.get("temperature_c") is not None), default=None)

@@ -96,21 +96,21 @@ class Children:
         return fd, os.fstat(fd).st_size
 
     def start(
-        self, name: str, log_name: str, command: Sequence[str], more_fds: Sequence[int] = (), more: Mapping[str, str] | None = None
+        self, name: str, log_name: str, command: Sequence[str], fds: Sequence[int] = (), variables: Mapping[str, str] = {}
     ) -> Child:
-        """Start a process, with `more_fds` open in it and `more` in its environment.
+        """Start a process, with `fds` open and `variables` set in it.
 
         Raises:
             OSError: it cannot be started.
         """
         environment = {key: value for key, value in os.environ.items() if key not in STRIPPED}
         environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1", STARTED: self._started}
-        environment |= more or {}
+        environment |= variables
         output, log_start = self.open_log(log_name)
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-                pass_fds=(self._read_end, *more_fds), start_new_session=True,
+                pass_fds=(self._read_end, *fds), start_new_session=True,
             )  # fmt: skip
         finally:
             os.close(output)

@@ -20,6 +20,7 @@ from calculet_core.shell.fleet import Fleet, load_fleet
 from calculet_core.shell.listening import bind
 from calculet_core.shell.sd_notify import KEPT
 from calculet_supervisor.shell.children import Child, Children, command_of
+from calculet_supervisor.shell.watchdog import Watchdog
 
 NAMES = ("router", "router-b")
 """Who replaces whom."""
@@ -27,7 +28,6 @@ READY_S = 60.0
 """A successor that is not ready so long after its start is given up."""
 END_S = 8.0
 """What an old router may take beyond its drain time-out, before SIGKILL."""
-MESSAGE_BYTES = 4096
 Failed = Callable[[int, str], None]
 """(pid of the router that stays, why)."""
 log = logging.getLogger("calculet.keeper")
@@ -36,14 +36,13 @@ log = logging.getLogger("calculet.keeper")
 class Front:
     """One keeper's; `failed` hears of replacements that came to nothing."""
 
-    def __init__(self, fleet: Fleet, children: Children, failed: Failed) -> None:
-        self._fleet, self._children, self._failed = fleet, children, failed
+    def __init__(self, fleet: Fleet, children: Children, watchdog: Watchdog, failed: Failed) -> None:
+        self._fleet, self._children, self._watchdog, self._failed = fleet, children, watchdog, failed
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._listen = ""
         self._next_socket: socket.socket | None = None
         self._next_listen = ""
-        self._notified: socket.socket | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._old: set[Child] = set()
         self.serving: Child | None = None
@@ -66,7 +65,7 @@ class Front:
             with suppress(OSError):  # the router itself says so, and ends with the exit code of that
                 sock = bind(fleet.config.router.listen)
                 self._take(sock, fleet.config.router.listen)
-        self.serving = self._born(self._name, self._socket, {})
+        self.serving = self._born(self._name, self._socket)
         return self.serving
 
     def replace(self, pid: int) -> None:
@@ -80,13 +79,18 @@ class Front:
             if self._next_listen != self._listen or self._socket is None:
                 self._next_socket = bind(self._next_listen)
             name = NAMES[self._name == NAMES[0]]
-            self._successor = self._born(name, self._next_socket or self._socket, {"NOTIFY_SOCKET": str(self._open_notified())})
+            self._successor = self._born(name, self._next_socket or self._socket)
         except ConfigError as error:
             self._give_up(pid, str(error))
         except OSError as error:
             self._give_up(pid, f"{self._next_listen}: {error.strerror or error}")
         else:
             self._timer = self._loop.call_later(READY_S, self._too_late)
+
+    def is_ready(self, pid: int) -> None:
+        """A process says that it serves."""
+        if self._successor is not None and self._successor.pid == pid:
+            self._promote()
 
     def ended(self, child: Child, words: str) -> bool:
         """A router has ended, as `words` say; whether the keeper has to start one again."""
@@ -111,28 +115,13 @@ class Front:
             self._socket, self._listen = None, ""
 
     # ---------------------------------------------------------------- a replacement
-    def _born(self, name: str, sock: socket.socket | None, more: dict[str, str]) -> Child:
+    def _born(self, name: str, sock: socket.socket | None) -> Child:
         fds = () if sock is None else (sock.fileno(),)
         kept = {} if sock is None else {KEPT: str(sock.fileno())}
         command = command_of("calculet_router", self._fleet.path, "--name", name)
-        return self._children.start(name, name, command, fds, {**kept, **more})
-
-    def _open_notified(self) -> str:
-        """Where the successor says that it is ready."""
-        path = self._fleet.run_dir / "ready.sock"
-        path.unlink(missing_ok=True)
-        notified = self._notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        notified.bind(str(path))
-        self._loop.add_reader(notified.fileno(), self._hear)
-        return str(path)
-
-    def _hear(self) -> None:
-        assert self._notified is not None
-        with suppress(BlockingIOError):
-            while "READY=1" not in self._notified.recv(MESSAGE_BYTES).decode(errors="replace").splitlines():
-                continue
-            if self._successor is not None:
-                self._promote()
+        child = self._children.start(name, name, command, fds, {**kept, **self._watchdog.environment})
+        self._watchdog.watch(child.pid)
+        return child
 
     def _promote(self) -> None:
         """The successor serves; who served before drains and ends."""
@@ -172,11 +161,6 @@ class Front:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._notified is not None:
-            self._loop.remove_reader(self._notified.fileno())
-            self._notified.close()
-            self._notified = None
-        (self._fleet.run_dir / "ready.sock").unlink(missing_ok=True)
 
     def _take(self, sock: socket.socket, listen: str) -> None:
         if self._socket is not None:

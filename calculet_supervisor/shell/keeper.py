@@ -2,7 +2,8 @@
 
 It starts router and supervisor and starts them again when they die; workers it starts on the supervisor's word, which comes over
 its socket. All are its children, so that it sees every exit at once; all hold the death pipe, so that they end however it ends.
-Told to stop, it ends the router first (clients are told), then the workers, then the supervisor.
+A service that lives and does nothing is ended and started again (`watchdog`). Told to stop, it ends the router first (clients are
+told), then the workers, then the supervisor.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from calculet_core.budgets import Backoff
 from calculet_core.clock import MS
 from calculet_core.errors import ExitCode
 from calculet_core.shell.control_client import pack, unpacker
+from calculet_core.shell.doors import serve_unix
 from calculet_core.shell.files import FileLock, LockHeld
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
 from calculet_supervisor.shell.fork_server import ForkServer
 from calculet_supervisor.shell.front import Front
+from calculet_supervisor.shell.watchdog import Watchdog
 from calculet_supervisor.shell.watching import Watch
 
 SERVICES = ("router", "supervisor")
@@ -40,6 +43,8 @@ PREDECESSOR_S = 10.0
 """How long the processes of a killed keeper may take to end."""
 STOP_GRACE_S = 8.0
 """What a stop may take beyond the drain deadline, before SIGKILL."""
+ABORT_S = 1.0
+"""How long one that hangs may take to write its stacks."""
 CHUNK_BYTES = 65_536
 SIGNALS: dict[str, tuple[signal.Signals, bool]] = {
     "stop": (signal.SIGTERM, False),
@@ -65,7 +70,6 @@ class Keeper:
         self._services: dict[str, Child] = {}
         self._workers: dict[str, Child] = {}
         self._forks = ForkServer(fleet, self._children)
-        self._front = Front(fleet, self._children, self._not_replaced)
         self._starting: set[str] = set()
         """Boards whose worker is asked for and has no process yet."""
         self._failures = dict.fromkeys(SERVICES, 0)
@@ -76,15 +80,15 @@ class Keeper:
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._changed = asyncio.Event()
         self._stopping = self._hurry = False
+        self._watchdog = Watchdog(fleet.config.supervision.service_timeout_ms / 1000, self._silent, on_ready=self._is_ready)
+        self._front = Front(fleet, self._children, self._watchdog, self._not_replaced)
 
     async def run(self) -> int:
         """Serve until a signal, or until the start proves to be hopeless."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._asked_to_stop)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        path = self._fleet.keeper_socket
-        server = await asyncio.start_unix_server(self._converse, str(path))
-        path.chmod(0o600)
+        server = await serve_unix(self._fleet.keeper_socket, self._converse)
         self._forks.open()
         for name in SERVICES:
             self._start_service(name)
@@ -92,6 +96,7 @@ class Keeper:
             return await self._ended
         finally:
             self._watch.close()
+            self._watchdog.close()
             await self._stop_everything()
             server.close()
             self._children.close()
@@ -117,13 +122,37 @@ class Keeper:
         try:
             if name == "router":
                 self._front.start()
-            else:
-                self._services[name] = self._children.start(name, name, command_of(f"calculet_{name}", self._fleet.path))
+                return
+            command = command_of(f"calculet_{name}", self._fleet.path)
+            child = self._children.start(name, name, command, variables=self._watchdog.environment)
         except OSError as error:
             self._complain(f"the {name} cannot be started: {error}")
             self._loop.call_later(CONFIG_RETRY_S, self._start_service, name)
+            return
+        self._services[name] = child
+        self._watchdog.watch(child.pid)
+
+    def _silent(self, pid: int) -> None:
+        """It lives and does nothing: SIGABRT lets it write where it is, SIGKILL ends one that does not even do that."""
+        child = next((child for child in (*self._services.values(), *self._front.living) if child.pid == pid), None)
+        if child is None or self._stopping:
+            return
+        limit_s = self._fleet.config.supervision.service_timeout_ms / 1000
+        where = self._fleet.stacks(child.name)
+        self._complain(f"the {child.name} (pid {pid}) hangs: it said nothing for {limit_s:g} s, and is ended (stacks: {where})")
+        child.signal(signal.SIGABRT)
+        self._loop.call_later(ABORT_S, self._kill, child)
+
+    def _kill(self, child: Child) -> None:
+        if self._services.get(child.name) is child or child in self._front.living:
+            child.signal(signal.SIGKILL, group=True)
+
+    def _is_ready(self, pid: int) -> None:
+        if not self._stopping:
+            self._front.is_ready(pid)
 
     def _router_ended(self, child: Child, how: Ended) -> None:
+        self._watchdog.forget(child.pid)
         serves = child is self._front.serving
         self._changed.set()
         if self._front.ended(child, _words(child, how)):
@@ -137,6 +166,7 @@ class Keeper:
 
     def _service_ended(self, name: str, child: Child, how: Ended) -> None:
         words = _words(child, how)
+        self._watchdog.forget(child.pid)
         self._services.pop(name, None)
         self._changed.set()
         if self._stopping:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ANSWER_S, GLANCE_S = 10.0, 0.05
 """How long a worker may take to answer a word, and how often its report is looked at."""
+VERSION = version("calculet")
+"""Read once: it must be known when no file can be opened, too."""
 
 
 class Verbs:
@@ -66,7 +68,7 @@ class Verbs:
             "rss_bytes": rss_bytes(),
         }
         return {
-            "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,
+            "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": VERSION, "supervisor": own,
             "breaker": supervisor.recovery.breaker.reason,
             "rollouts": [rollout_status(one) for one in supervisor.rollouts.live.values()],
             "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from calculet_core.capacity import CapacityBudget
 from calculet_core.clock import S
 from calculet_core.errors import CalculetError, ContextLengthExceeded, InvalidValue, OverCapacity
+from calculet_core.requests import SamplingParams, StopRules
 
 HOPE = 2
 """A request is not queued when even at this many times the measured rate it would get its lane after its deadline."""
@@ -120,20 +121,24 @@ class AdmissionController:
             return None
         return self._full_count(waiting + tokenizing, now_ns)
 
-    def size(self, prompt_tokens: int, asked: int | None) -> int | RejectInvalid:
+    def size(self, prompt_tokens: int, asked: int | None, param: str = "prompt") -> int | RejectInvalid:
         """How many tokens may be generated, or why the request can never be served.
 
-        Absent `asked` is what fits. `prompt + output <= limit` (scheduling §5.1).
+        Absent `asked` is what fits. `prompt + output <= limit` (scheduling §5.1). `param` is where the prompt came in, to be named
+        where it does not even fit alone.
         """
         if prompt_tokens < 1:
-            return RejectInvalid(InvalidValue("prompt: it has no tokens", param="prompt"))
+            return RejectInvalid(InvalidValue(f"{param}: it has no tokens", param=param))
         if asked is not None and asked < 1:
             return RejectInvalid(InvalidValue(f"max_tokens: must be at least 1, got {asked}", param="max_tokens"))
         room = self.limit - prompt_tokens
         if room < (asked or 1):
             wanted = "at least 1 token of output" if asked is None else f"{asked} tokens of output"
-            message = f"the prompt has {prompt_tokens} tokens and {wanted} were asked for; together at most {self.limit} fit"
-            return RejectInvalid(ContextLengthExceeded(message, param="messages" if asked is None else "max_tokens"))
+            message = (
+                f"the prompt has {prompt_tokens} tokens and {wanted} were asked for; together at most {self.limit} fit "
+                f"(this model's maximum context length is {self.limit} tokens)"
+            )
+            return RejectInvalid(ContextLengthExceeded(message, param=param if room < 1 else "max_tokens"))
         return room if asked is None else asked
 
     def decide(
@@ -144,16 +149,23 @@ class AdmissionController:
         look: Callable[[int], QueueState],
         deadline_ns: int,
         now_ns: int,
+        param: str = "prompt",
+        named: Iterable[tuple[str, int]] = (),
     ) -> Decision:
         """After tokenizing. `id_range` is the lowest and the highest of the prompt's token ids; `look` shows the queue as a
-        request with so many tokens of output would find it."""
-        size = self.size(prompt_tokens, asked)
+        request with so many tokens of output would find it. `param` is where the prompt came in, `named` has the other ids that
+        the client named, with their parameters."""
+        size = self.size(prompt_tokens, asked, param)
         if isinstance(size, RejectInvalid):
             return size
         if id_range[0] < 0 or id_range[1] >= self._vocab_size:
             wrong = id_range[0] if id_range[0] < 0 else id_range[1]
-            message = f"prompt: token id {wrong} is not in the vocabulary of {self._vocab_size}"
-            return RejectInvalid(InvalidValue(message, param="prompt"))
+            message = f"{param}: token id {wrong} is not in the vocabulary of {self._vocab_size}"
+            return RejectInvalid(InvalidValue(message, param=param))
+        for name, token_id in named:
+            if token_id >= self._vocab_size:
+                message = f"{name}: token id {token_id} is not in the vocabulary (0 to {self._vocab_size - 1})"
+                return RejectInvalid(InvalidValue(message, param=name))
         now = look(size)
         if now.starts_at_once:
             return Admit(size)
@@ -188,3 +200,9 @@ class AdmissionController:
         limit = self.budget.max_waiting_requests
         message = f"{waiting} requests wait for a lane and {limit} may (admission.max_waiting_requests)"
         return RejectCapacity(OverCapacity(message, retry_after_s=self._drain.retry_after_s(waiting, now_ns)))
+
+
+def named_ids(sampling: SamplingParams, stop: StopRules) -> list[tuple[str, int]]:
+    """The token ids that a request names beside its prompt's, each with its parameter."""
+    biased = [("logit_bias", token_id) for token_id in sampling.logit_bias]
+    return biased + [("stop_token_ids", token_id) for token_id in stop.token_ids]

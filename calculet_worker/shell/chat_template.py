@@ -29,6 +29,8 @@ from calculet_worker.output.tools import CLOSE, OPEN
 MAX_RENDERED_CHARACTERS = 32 << 20
 CUT = "\ufdd0"
 """A code point that is no character: where a message's text is cut for encoding. In a message it is dropped."""
+OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"})
+"""What a client cannot set through the variables that it gives."""
 OTHER_FORMS = ("<function=", "<arg_key>")
 """Marks of templates whose calls are tagged alike, but are no JSON within."""
 TOOLS_BEFORE = """# Tools
@@ -62,21 +64,33 @@ class ChatTemplate:
         """It renders tools and calls itself, in our form."""
         self._has_system: bool | None = None
 
-    def render(self, messages: list[dict[str, Any]], tools: list[str] | None) -> list[str]:
-        """The prompt's text, in the pieces that are to be encoded each for itself; `tools` as JSON.
+    def render(self, messages: list[dict[str, Any]], tools: list[str] | None, options: str | None = None) -> list[str]:
+        """The prompt's text, in the pieces that are to be encoded each for itself; `tools` as JSON, and `options`, the client's
+        variables (such as Qwen 3's `enable_thinking`), as JSON of an object. What the template does not use does nothing.
 
         Raises:
-            InvalidValue: the template refuses the messages, or there is too much text.
+            InvalidValue: an option has a name of ours, the template refuses the messages, or there is too much text.
             Unsupported: content that is not text.
         """
         plain = [_plain(index, message) for index, message in enumerate(messages)]
-        told, more = _read_tools(tools or []), dict[str, Any]()
+        told, more = _read_tools(tools or []), self._shield(self._read_options(options)) if options else dict[str, Any]()
         if self.knows_tools:
             if told:
                 more["tools"] = [self._shield(tool) for tool in told]
         elif told or any(message["role"] == "tool" or "tool_calls" in message for message in plain):
             plain = self._without_tools(plain, told)
         return self._generate([self._shield(message) for message in plain], more).split(CUT)
+
+    def _read_options(self, options: str) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads(options)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValue(f"chat_template_kwargs: {error}", param="chat_template_kwargs") from None
+        for name in found:
+            if name in OWN_VARIABLES or name in self._names:
+                where = f"chat_template_kwargs.{name}"
+                raise InvalidValue(f"{where}: that variable is the server's own", param=where)
+        return found
 
     def _generate(self, messages: list[dict[str, Any]], more: dict[str, Any]) -> str:
         pieces, size = [], 0

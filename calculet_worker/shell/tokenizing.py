@@ -77,7 +77,7 @@ class PromptTokenizer:
         elif prompt.messages is not None:
             if self._template is None:
                 raise Unsupported("messages: this model has no chat template; use /v1/completions", param="messages")
-            ids = self._with_bos(self._codec.encode(self._template.render(prompt.messages, prompt.tools)))
+            ids = self._with_bos(self._codec.encode(self._template.render(prompt.messages, prompt.tools, prompt.options)))
         else:
             ids = self._with_bos(self._codec.encode([prompt.text or ""]))
         if not len(ids):
@@ -102,7 +102,7 @@ class PromptTokenizer:
         if prompt.token_ids is not None:
             return len(prompt.token_ids) <= QUICK_IDS
         messages = prompt.messages or ()
-        few = prompt.tools is None and len(messages) <= QUICK_MESSAGES and size <= QUICK_BYTES
+        few = prompt.tools is None and prompt.options is None and len(messages) <= QUICK_MESSAGES and size <= QUICK_BYTES
         return few and all(message.keys() <= _PLAIN_KEYS for message in messages)
 
     def encode_or_error(self, prompt: Prompt) -> TokenIds | CalculetError:

@@ -305,6 +305,26 @@ def test_keys_go_from_board_to_board_and_show_details(page: Page) -> None:
     assert page.value(focused) == "", "one stop for all boards"
 
 
+def test_a_large_board_with_a_long_name_is_shown_as_it_is(page: Page) -> None:
+    """Drawn by the page from a moment that is not this fleet's: what a bigger one would send."""
+    page.value("""(() => {
+      const now = structuredClone(latest), board = now.status.boards[0];
+      Object.assign(board, {board: "rack07-host12-npu-slot-00-of-the-second-hall", alias: "a-model-" + "x".repeat(120), lanes_total: 128, lanes_used: 85});
+      now.status.boards = [board, {...board, board: "all", lanes_used: 128}, {...board, board: "one", lanes_used: 1}, {...board, board: "most", lanes_used: 127}];
+      const draw = render;
+      window.render = () => {};
+      draw(now);
+      return 1;
+    })()""")
+    lit = "[...document.querySelectorAll('[data-board]')].map(card => card.querySelectorAll('.lanes .on').length)"
+    assert page.value(lit) == [43, 64, 1, 63], "of 64 cells"
+    for width in (1280, 400, 320):
+        page.look(width, 900, phone=width < 600)
+        hidden = "[...document.querySelectorAll('.name, .under')].filter(node => node.scrollWidth > node.clientWidth + 1).map(node => node.textContent)"
+        assert page.value(hidden) == [], "no name is cut"
+        assert page.value("document.documentElement.scrollWidth") <= width, "nothing sticks out"
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400, 320])
 def test_it_fits_and_can_be_read(page: Page, width: int, dark: bool, tmp_path: Path) -> None:

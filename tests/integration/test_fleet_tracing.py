@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterator
 
@@ -77,6 +78,36 @@ def test_a_request_without_a_context_gets_a_trace_and_one_that_is_not_sampled_no
     assert quiet.startswith(f"00-{unsampled}-") and quiet.endswith("-00") and PARENT not in quiet
     until(lambda: "request" in collector.named(own[1]), "its span arrives")
     assert collector.named(own[1])["request"][0].parent == "" and collector.trace(unsampled) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code", "model"),
+    [
+        (b'{"model":"toy","prompt":5}', {}, 400, "invalid_value", None),
+        (b"{", {}, 400, "invalid_json", None),
+        (b'{"model":"toy","prompt":"x"}', {"content-encoding": "gzip"}, 415, "unsupported_media_type", None),
+        (b'{"model":"toy","prompt":"x"}', {"x-request-timeout-ms": "soon"}, 400, "invalid_value", None),
+        (b'{"model":"nowhere","prompt":"x"}', {}, 404, "model_not_found", "nowhere"),
+        (b'{"model":"toy","prompt":[999999]}', {}, 400, "invalid_value", "toy"),
+    ],
+)
+def test_a_refused_request_has_a_span_with_its_error(
+    fleet: Fleet, collector: Collector, body: bytes, headers: dict[str, str], status: int, code: str, model: str | None
+) -> None:
+    def ask(flags: str) -> str:
+        trace_id = secrets.token_hex(16)
+        told = {"traceparent": f"00-{trace_id}-{PARENT}-{flags}", "x-request-id": "night-shift", **headers}
+        answer = fleet.post("/v1/completions", body, **told)
+        assert answer.status == status and answer.headers["traceparent"].startswith(f"00-{trace_id}-"), answer.body
+        return trace_id
+
+    silent, trace_id = ask("00"), ask("01")
+    until(lambda: "request" in collector.named(trace_id), "the span arrives")
+    (span,) = collector.named(trace_id)["request"]
+    assert (span.error, span.attributes["error.type"], span.parent, span.kind) == (code, code, PARENT, "server")
+    assert (span.attributes.get("gen_ai.request.model"), span.attributes["calculet.label"]) == (model, "night-shift")
+    assert span.start_ns <= span.end_ns and span.attributes["calculet.tenant"] == "default"
+    assert not collector.trace(silent), "its client did not want it recorded"
 
 
 def test_a_killed_worker_shows_as_a_failed_attempt_of_a_good_request(fleet: Fleet, collector: Collector) -> None:

@@ -58,6 +58,9 @@ class Launcher:
     def kill(self, board: str) -> None:
         self._keeper.kill(board)
 
+    def replace_router(self, pid: int) -> bool:
+        return False
+
     def tell(self, boards: dict[str, Any]) -> None:
         """Nobody watches."""
 
@@ -105,7 +108,7 @@ class SupervisorHost(Process):
         fleet = self.world.fleet
         self.store = VirtualStore(self, self.world.disk, fleet.store)
         memory = self.store.read()
-        self.world.checker.recalled(memory.boards)
+        self.world.checker.remembered(memory)
         if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
             memory = replace(memory, view=on_disk)
         self.app = VirtualSupervisor(self, self.store, memory)

@@ -7,6 +7,7 @@ import pytest
 from calculet_core.capacity import CapacityBudget
 from calculet_core.clock import S
 from calculet_core.errors import TenantQuota
+from calculet_core.requests import SamplingParams, StopRules
 from calculet_worker.scheduling.admission import (
     AdmissionController,
     Admit,
@@ -16,6 +17,7 @@ from calculet_worker.scheduling.admission import (
     QueueState,
     RejectCapacity,
     RejectInvalid,
+    named_ids,
 )
 
 CONTEXT = 40_960
@@ -74,6 +76,26 @@ def test_empty_prompts_and_outputs_are_invalid(prompt: int, asked: int) -> None:
 def test_token_ids_outside_the_vocabulary_never_reach_the_device(id_range: tuple[int, int]) -> None:
     decision = a_controller().decide(3, 3, id_range, lambda size: EMPTY, 9 * S, 0)
     assert isinstance(decision, RejectInvalid) and "vocabulary of 64" in decision.error.message
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+def test_other_ids_that_a_request_names_are_in_the_vocabulary_too(name: str) -> None:
+    def named(token_id: int) -> object:
+        sampling = SamplingParams(logit_bias={3: 1.0, token_id: 1.0} if name == "logit_bias" else {})
+        ids = named_ids(sampling, StopRules(token_ids=(3, token_id) if name == "stop_token_ids" else ()))
+        return a_controller().decide(3, 3, (0, 63), lambda size: EMPTY, 9 * S, 0, named=ids)
+
+    assert named(63) == Admit(3)
+    decision = named(64)
+    assert isinstance(decision, RejectInvalid) and decision.error.param == name
+    assert "64" in decision.error.message and "0 to 63" in decision.error.message
+
+
+@pytest.mark.parametrize(("prompt", "asked", "blamed"), [(40_959, 2, "max_tokens"), (40_960, 2, "messages"), (90_000, None, "messages")])
+def test_a_prompt_that_does_not_even_fit_alone_is_named_instead_of_the_output(prompt: int, asked: int | None, blamed: str) -> None:
+    decision = a_controller().decide(prompt, asked, (0, 63), lambda size: EMPTY, 9 * S, 0, "messages")
+    assert isinstance(decision, RejectInvalid) and decision.error.param == blamed
+    assert f"maximum context length is {CONTEXT} tokens" in decision.error.message, "words that agents look for"
 
 
 def test_a_configured_kv_budget_below_the_context_is_the_limit() -> None:

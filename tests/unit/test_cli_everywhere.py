@@ -233,3 +233,12 @@ def test_leaving_leaves_what_was_begun_and_says_how_to_come_back(fleet: Fleet, m
     monkeypatch.setattr(wait_module, "time", SimpleNamespace(sleep=gone, monotonic=time.monotonic))
     done = watching(fleet, monkeypatch, [row(active=1)], "wait", "board0", "--for", "down")
     assert done.exit_code == 130 and "`calculet wait board0 --for down` watches it again" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["completion", "bash"]])
+def test_output_that_goes_nowhere_is_one_line_and_no_stack(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "calculet_supervisor.cli", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("calculet: No space left on device\n") and "Traceback" not in done.stderr

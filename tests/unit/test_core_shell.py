@@ -112,6 +112,15 @@ def test_a_full_disk_loses_events_and_nothing_else() -> None:
     assert journal.lost == 1
 
 
+def test_an_event_that_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", 1 << 20, 0)
+    for name, value in (("one", 1), ("two", object()), ("three", 3)):
+        journal.write(name, value=value)
+    journal.close()
+    assert [event.event for event in read_journal(tmp_path / "journal.jsonl")] == ["one", "three"]
+    assert journal.lost == 1
+
+
 def test_links_carry_messages_both_ways_and_a_lost_peer_is_no_silence(tmp_path: Path) -> None:
     async def run() -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

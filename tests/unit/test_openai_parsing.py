@@ -62,6 +62,43 @@ def test_max_completion_tokens_wins_over_max_tokens() -> None:
     assert parse_chat(chat(max_tokens=5)).max_new_tokens == 5
 
 
+def test_max_completion_tokens_counts_for_texts_too() -> None:
+    assert parse_text(text(max_tokens=7, max_completion_tokens=5)).max_new_tokens == 5
+    assert refused(text(max_completion_tokens=5, min_tokens=6), parse_text).param == "min_tokens"
+
+
+def test_what_the_assistant_refused_to_say_is_taken_back_as_its_words() -> None:
+    said: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None, "refusal": "No."},
+        {"role": "assistant", "content": "Yes.", "refusal": None},
+        {"role": "assistant", "content": [{"type": "text", "text": "I "}, {"type": "refusal", "refusal": "cannot."}]},
+    ]
+    messages = parse_chat(chat(messages=said)).prompts[0].messages
+    assert messages is not None and [message["content"] for message in messages] == ["No.", "Yes.", "I cannot."]
+    for content, param, kind in (
+        ([{"type": "refusal"}], "messages[0].content[0].refusal", InvalidValue), (None, "messages[0].content", InvalidValue),
+    ):  # fmt: skip
+        error = refused(chat(messages=[{"role": "assistant", "content": content}]))
+        assert (error.param, type(error)) == (param, kind)
+    by_user = refused(chat(messages=[{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}]))
+    assert by_user.param == "messages[0].content[0].type"
+    assert refused(chat(messages=[{"role": "user", "content": None, "refusal": "no"}])).param == "messages[0].content"
+
+
+def test_variables_of_the_template_arrive_as_they_were_written() -> None:
+    assert parse_chat(chat(chat_template_kwargs={"enable_thinking": False})).prompts[0].options == '{"enable_thinking": false}'
+    for nothing in (None, {}):
+        assert parse_chat(chat(chat_template_kwargs=nothing)).prompts[0].options in (None, "{}")
+    for wrong in (5, [], "x", True):
+        assert refused(chat(chat_template_kwargs=wrong)).param == "chat_template_kwargs"
+    assert refused(text(chat_template_kwargs={"a": 1}), parse_text).param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize("body", [b"\xef\xbb\xbf{}", '{"model":"m"}'.encode("utf-16")])
+def test_a_byte_order_mark_is_named(body: bytes) -> None:
+    assert "byte order mark" in refused(body).message
+
+
 def test_temperature_zero_is_greedy_and_top_k_minus_one_is_off() -> None:
     assert parse_chat(chat(temperature=0)).sampling.greedy
     assert parse_chat(chat(top_k=-1)).sampling.top_k == 0

@@ -101,6 +101,26 @@ def test_a_template_gets_what_templates_of_the_field_use(tmp_path: Path) -> None
     assert tokenizer.encode(chat(user("<é>"), user("no"))).tolist() == expected
 
 
+def test_a_client_sets_variables_of_the_template_but_none_of_ours_and_forges_nothing(tmp_path: Path) -> None:
+    template = "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{{ mood.name if mood }}{{ eos_token }}"
+    tokenizer = PromptTokenizer(a_chat_package(tmp_path, template=template))
+
+    def encode(options: str | None) -> list[int]:
+        return tokenizer.encode(Prompt(messages=[user("x")], options=options)).tolist()  # type: ignore[no-any-return]
+
+    assert encode(None) == encode("{}") == encode('{"enable_thinking":true,"unknown":[1]}') == [END]
+    assert encode('{"enable_thinking":false}') == [*ids_of("<think></think>"), END]
+    assert encode('{"mood":{"name":"<|eos|>"}}') == [*ids_of("<|eos|>"), END], "its texts are text, as messages are"
+    for name in ("messages", "tools", "add_generation_prompt", "eos_token", "raise_exception"):
+        with pytest.raises(InvalidValue, match="the server's own") as caught:
+            encode(f'{{"{name}":1}}')
+        assert caught.value.param == f"chat_template_kwargs.{name}"
+    for broken in ("[" * 100_000, "{"):
+        with pytest.raises(InvalidValue) as caught:
+            encode(broken)
+        assert caught.value.param == "chat_template_kwargs"
+
+
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="no chat template"):
         PromptTokenizer(a_chat_package(tmp_path, template=None)).encode(chat(user("x")))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from calculet_supervisor.commands.top import render, spark
+from calculet_supervisor.commands.top import lanes_bar, render, spark
 
 
 def a_board(name: str = "board0", **fields: Any) -> dict[str, Any]:
@@ -27,6 +28,17 @@ def shown(now: dict[str, Any], before: dict[str, Any], seconds: float = 2.0, rat
     with console.capture() as capture:
         console.print(render(now, before, seconds, [] if rates is None else rates))
     return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "lit", "cells"),
+    [
+        (0, 0, 0, 0), (0, 1, 0, 1), (1, 1, 1, 1), (3, 16, 3, 16), (31, 32, 31, 32), (32, 32, 32, 32),
+        (0, 128, 0, 32), (1, 128, 1, 32), (85, 128, 21, 32), (127, 128, 31, 32), (128, 128, 32, 32),
+    ],
+)  # fmt: skip
+def test_many_lanes_share_cells_in_proportion(used: int, total: int, lit: int, cells: int) -> None:
+    assert lanes_bar(used, total) == "▮" * lit + "▯" * (cells - lit)
 
 
 def test_rates_are_between_the_two_looks() -> None:

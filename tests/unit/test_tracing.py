@@ -21,7 +21,7 @@ from calculet_core.shell import spans as shell
 from calculet_core.shell.spans import SpanSender, check_tracing
 from calculet_core.tracing import Span, TraceContext, child_id, chosen, parse_traceparent, present
 from calculet_router import actions, events
-from calculet_router.spans import RouterSpans, attempt_span
+from calculet_router.spans import RouterSpans, attempt_span, refused_span
 from calculet_worker.actions import TracedRow, TraceSteps
 from calculet_worker.spans import WorkerSpans
 
@@ -167,6 +167,17 @@ def test_choices_share_one_span_that_ends_with_the_last() -> None:
     )  # fmt: skip
     assert [span.name for span in found] == ["attempt", "attempt", "request"] and spans.open == 0
     assert (found[2].end_ns, found[2].error, found[2].attributes["gen_ai.usage.output_tokens"]) == (8 * MS, "worker_lost", 4)
+
+
+def test_a_call_refused_at_the_door_keeps_its_trace_for_the_one_span_it_gets() -> None:
+    desk, trace = ready(), TraceContext(TRACE, "aa" * 8, True, "bb" * 8, own=True)
+    a_call(desk, trace)
+    (ended,) = [one for one in desk.done if isinstance(one, actions.Ended)]
+    assert ended.error is not None and (ended.request, ended.trace) == (None, trace)
+    span = refused_span(trace, ended.error, 5, 9, "qwen3", "default", None)
+    assert (span.trace_id, span.span_id, span.parent, span.start_ns, span.end_ns) == (TRACE, "aa" * 8, "bb" * 8, 5, 9)
+    assert span.error == ended.error.code == span.attributes["error.type"]
+    assert span.attributes["http.response.status_code"] == ended.error.http_status and "calculet.label" not in span.attributes
 
 
 def test_requests_that_are_not_traced_make_no_spans_and_are_not_remembered() -> None:

@@ -9,6 +9,7 @@ From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from calculet_supervisor.world import Exit
 
 CHUNK_BYTES = 65_536
 LIST_TIMEOUT_S = 5.0
+CONNECT_S = 5.0
+CONNECT_RETRY_S = 0.1
 
 
 class KeeperLauncher:
@@ -34,13 +37,20 @@ class KeeperLauncher:
 
     @classmethod
     async def connect(cls, path: Path, events: Events, on_lost: Callable[[], None]) -> KeeperLauncher:
-        """Connect to the keeper.
+        """Connect to the keeper, which opens a socket that somebody deleted again within a moment.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: nobody listens there within `CONNECT_S`.
         """
-        reader, writer = await asyncio.open_unix_connection(str(path))
-        return cls(reader, writer, events, on_lost)
+        deadline_s = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                return cls(reader, writer, events, on_lost)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(CONNECT_RETRY_S)
 
     async def list(self) -> dict[str, int]:
         self._send(verb="list")
