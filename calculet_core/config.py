@@ -24,6 +24,7 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
 Alias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,126}$")]
 
 TrafficClass = Literal["latency", "throughput"]
+LAST_PORT = 65_535
 Address = Annotated[str, Meta(pattern=r"^[^\s:]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")]
 
 T = TypeVar("T")
@@ -519,6 +520,7 @@ def parse_fleet(data: bytes, source: str) -> FleetConfig:
     _unique(source, "tenants", [tenant.name for tenant in config.tenants])
     if not any(tenant.name == "default" for tenant in config.tenants):
         raise ConfigError(f"{source}: $.tenants: one of them must be named 'default'; it gets requests without a key")
+    _check_addresses(config, source)
     if (config.router.tls.certificate is None) != (config.router.tls.key is None):
         raise ConfigError(f"{source}: $.router.tls: certificate and key belong together")
     aliases = {model.alias for model in config.models}
@@ -577,6 +579,22 @@ def parse_scheduler(data: bytes, source: str) -> SchedulerConfig:
     if config.admission.deadline_default_ms > config.admission.deadline_max_ms:
         raise ConfigError(f"{source}: $.admission.deadline_default_ms: above deadline_max_ms")
     return config
+
+
+def _check_addresses(config: FleetConfig, source: str) -> None:
+    """Ports are ports, and nobody has another's address."""
+    listens = [("$.router.listen", config.router.listen), ("$.router.admin_listen", config.router.admin_listen)]
+    listens += [(f"$.boards[{index}].listen", board.listen) for index, board in enumerate(config.boards)]
+    taken: dict[str, str] = {}
+    for where, listen in listens:
+        if listen is None:
+            continue
+        port = int(listen.rpartition(":")[2])
+        if port > LAST_PORT:
+            raise ConfigError(f"{source}: {where}: {listen}: the last port is {LAST_PORT}")
+        if port and listen in taken:
+            raise ConfigError(f"{source}: {where}: {listen} is {taken[listen]} already")
+        taken[listen] = where
 
 
 def _check_thresholds(batch: BatchConfig, source: str) -> None:

@@ -16,11 +16,10 @@ from builders_fleet import Packages
 from builders_stage import Stage
 from hypothesis import settings
 
-settings.register_profile("calculet", deadline=None)  # an example that took long met a busy machine, not a bug
-settings.load_profile("calculet")
-
 from calculet_core.config import run_dir_for
 
+settings.register_profile("calculet", deadline=None)  # an example that took long met a busy machine, not a bug
+settings.load_profile("calculet")
 RUN_DIRS = ("run", "r")
 """What configurations of tests call it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from typing import Any
 
@@ -23,7 +24,7 @@ def bind(listen: str) -> socket.socket:
     """A bound, not yet listening socket for HOST:PORT.
 
     Raises:
-        OSError: the address is in use, or is not one of this host.
+        OSError: the address is in use, or is none of this host, or none at all.
     """
     host, _, port = listen.rpartition(":")
     host = host.strip("[]")
@@ -32,6 +33,9 @@ def bind(listen: str) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, int(port)))
+    except (OverflowError, UnicodeError) as error:
+        sock.close()
+        raise OSError(errno.EINVAL, str(error)) from None
     except BaseException:
         sock.close()
         raise

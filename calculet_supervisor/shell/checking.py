@@ -6,6 +6,7 @@ What can be known to be wrong before anything starts is said here, all of it at 
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -41,6 +42,7 @@ def find_problems(fleet: Fleet) -> list[str]:
     if any(board.listen is not None for board in fleet.config.boards):
         for role in ROLES:
             attempt(read_curve_keys, fleet.curve, role, FIRST_ROUTER)
+    attempt(_check_tls, fleet)
     for index, model in enumerate(fleet.config.models):
         known = len(problems)
         attempt(fleet.scheduler_of, model.alias)
@@ -54,6 +56,27 @@ def find_problems(fleet: Fleet) -> list[str]:
             if board.name in boards_of(fleet.config, model):
                 attempt(fleet.check_profiles, model.alias, board, package.manifest.compiled_batches, package.digest)
     return list(dict.fromkeys(problems))  # boards share their alias's file, and what is wrong in it
+
+
+def _check_tls(fleet: Fleet) -> None:
+    """Whether a router can serve with its certificate and key. A key that only others may read is theirs to judge.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    tls, where = fleet.config.router.tls, f"{fleet.path}: $.router.tls"
+    if tls.certificate is None or tls.key is None:
+        return
+    paths = (fleet.resolve(tls.certificate), fleet.resolve(tls.key))
+    try:
+        for path in paths:
+            path.open("rb").close()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*paths, password="")
+    except PermissionError:
+        return
+    except OSError as error:  # an ssl.SSLError is one
+        named = error.filename or f"{paths[1]}: cannot be used with {paths[0]}"
+        raise ConfigError(f"{where}: {named}: {error.strerror or error}") from None
 
 
 def _wrong_devices(fleet: Fleet, model: ModelConfig, package: Package) -> list[str]:

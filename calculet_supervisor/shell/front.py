@@ -34,11 +34,10 @@ log = logging.getLogger("calculet.keeper")
 
 
 class Front:
-    """One keeper's; `failed` hears of replacements that came to nothing, and `watchdog` that a router is ready."""
+    """One keeper's; `failed` hears of replacements that came to nothing."""
 
     def __init__(self, fleet: Fleet, children: Children, watchdog: Watchdog, failed: Failed) -> None:
         self._fleet, self._children, self._watchdog, self._failed = fleet, children, watchdog, failed
-        watchdog.on_ready = self._ready
         self._loop = asyncio.get_running_loop()
         self._socket: socket.socket | None = None
         self._listen = ""
@@ -88,6 +87,11 @@ class Front:
         else:
             self._timer = self._loop.call_later(READY_S, self._too_late)
 
+    def is_ready(self, pid: int) -> None:
+        """A process says that it serves."""
+        if self._successor is not None and self._successor.pid == pid:
+            self._promote()
+
     def ended(self, child: Child, words: str) -> bool:
         """A router has ended, as `words` say; whether the keeper has to start one again."""
         if child is self._successor:
@@ -118,11 +122,6 @@ class Front:
         child = self._children.start(name, name, command, fds, {**kept, **self._watchdog.environment})
         self._watchdog.watch(child.pid)
         return child
-
-    def _ready(self, pid: int) -> None:
-        """A process said so; of interest is the successor's word."""
-        if self._successor is not None and self._successor.pid == pid:
-            self._promote()
 
     def _promote(self) -> None:
         """The successor serves; who served before drains and ends."""

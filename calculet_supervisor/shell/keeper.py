@@ -37,9 +37,8 @@ SERVICES = ("router", "supervisor")
 BACKOFF = Backoff(100 * MS, 10_000 * MS)
 STABLE_S = 30.0
 """A service that lived so long starts its back-off anew."""
-CONFIG_GLANCE_S = 0.5
 CONFIG_RETRY_S = 30.0
-"""A service that ended with a configuration error after the start is tried again so much later, or when the file was changed."""
+"""A service that ended with a configuration error after the start is tried again so much later."""
 PREDECESSOR_S = 10.0
 """How long the processes of a killed keeper may take to end."""
 STOP_GRACE_S = 8.0
@@ -71,8 +70,6 @@ class Keeper:
         self._services: dict[str, Child] = {}
         self._workers: dict[str, Child] = {}
         self._forks = ForkServer(fleet, self._children)
-        self._watchdog = Watchdog(fleet.config.supervision.service_timeout_ms / 1000, self._silent)
-        self._front = Front(fleet, self._children, self._watchdog, self._not_replaced)
         self._starting: set[str] = set()
         """Boards whose worker is asked for and has no process yet."""
         self._failures = dict.fromkeys(SERVICES, 0)
@@ -83,6 +80,8 @@ class Keeper:
         self._ended: asyncio.Future[int] = self._loop.create_future()
         self._changed = asyncio.Event()
         self._stopping = self._hurry = False
+        self._watchdog = Watchdog(fleet.config.supervision.service_timeout_ms / 1000, self._silent, on_ready=self._is_ready)
+        self._front = Front(fleet, self._children, self._watchdog, self._not_replaced)
 
     async def run(self) -> int:
         """Serve until a signal, or until the start proves to be hopeless."""
@@ -123,17 +122,19 @@ class Keeper:
         try:
             if name == "router":
                 self._front.start()
-            else:
-                command = command_of(f"calculet_{name}", self._fleet.path)
-                child = self._services[name] = self._children.start(name, name, command, variables=self._watchdog.environment)
-                self._watchdog.watch(child.pid)
+                return
+            command = command_of(f"calculet_{name}", self._fleet.path)
+            child = self._children.start(name, name, command, variables=self._watchdog.environment)
         except OSError as error:
             self._complain(f"the {name} cannot be started: {error}")
             self._loop.call_later(CONFIG_RETRY_S, self._start_service, name)
+            return
+        self._services[name] = child
+        self._watchdog.watch(child.pid)
 
     def _silent(self, pid: int) -> None:
         """It lives and does nothing: SIGABRT lets it write where it is, SIGKILL ends one that does not even do that."""
-        child = next((child for child in self._watched() if child.pid == pid), None)
+        child = next((child for child in (*self._services.values(), *self._front.living) if child.pid == pid), None)
         if child is None or self._stopping:
             return
         limit_s = self._fleet.config.supervision.service_timeout_ms / 1000
@@ -143,12 +144,12 @@ class Keeper:
         self._loop.call_later(ABORT_S, self._kill, child)
 
     def _kill(self, child: Child) -> None:
-        if child in self._watched():
+        if self._services.get(child.name) is child or child in self._front.living:
             child.signal(signal.SIGKILL, group=True)
 
-    def _watched(self) -> list[Child]:
-        """Routers and supervisor."""
-        return [*self._front.living, *self._services.values()]
+    def _is_ready(self, pid: int) -> None:
+        if not self._stopping:
+            self._front.is_ready(pid)
 
     def _router_ended(self, child: Child, how: Ended) -> None:
         self._watchdog.forget(child.pid)
@@ -175,27 +176,13 @@ class Keeper:
             if not self._watch.ready:
                 self._end(ExitCode.CONFIG)
                 return
-            self._start_when_mended(name, self._stamp(), self._loop.time() + CONFIG_RETRY_S)
-            return
-        lived_s = time.monotonic() - child.started_s
-        self._failures[name] = 1 if lived_s > STABLE_S else self._failures[name] + 1
-        delay_s = BACKOFF.delay_ns(self._failures[name], self._rng) / 1e9
-        self._complain(f"the {name} ended ({words}); it starts again (log: {child.log})")
-        self._loop.call_later(delay_s, self._start_service, name)
-
-    def _start_when_mended(self, name: str, seen: tuple[int, int] | None, until_s: float) -> None:
-        """Once the configuration's file is another one; or after a while, since it may be about a file that it names."""
-        if self._stamp() != seen or self._loop.time() >= until_s:
-            self._start_service(name)
+            delay_s = CONFIG_RETRY_S
         else:
-            self._loop.call_later(CONFIG_GLANCE_S, self._start_when_mended, name, seen, until_s)
-
-    def _stamp(self) -> tuple[int, int] | None:
-        try:
-            found = self._fleet.path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size
+            lived_s = time.monotonic() - child.started_s
+            self._failures[name] = 1 if lived_s > STABLE_S else self._failures[name] + 1
+            delay_s = BACKOFF.delay_ns(self._failures[name], self._rng) / 1e9
+            self._complain(f"the {name} ended ({words}); it starts again (log: {child.log})")
+        self._loop.call_later(delay_s, self._start_service, name)
 
     # ---------------------------------------------------------------- workers, on the supervisor's word
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,8 +191,11 @@ class Keeper:
             while data := await reader.read(CHUNK_BYTES):
                 incoming.feed(data)
                 for message in incoming:
-                    self._obey(message)
-        except (msgpack.UnpackException, msgpack.BufferFull, ValueError, KeyError, TypeError, AttributeError) as error:
+                    try:
+                        self._obey(message)
+                    except Exception:  # the supervisor would take a closed connection for the keeper's end
+                        log.exception("what the supervisor said was not done: %s", message)
+        except (msgpack.UnpackException, msgpack.BufferFull, ValueError) as error:
             log.error("the supervisor's connection is closed: not a message: %s", error)
         except ConnectionError:
             pass
@@ -318,8 +308,7 @@ def take_over(fleet: Fleet) -> FileLock:
             break
         except LockHeld as error:
             if time.monotonic() > deadline_s:
-                what = "a supervisor runs without `calculet up`, or one of a killed `calculet up` does not end (kill -9 it)"
-                raise AlreadyRuns(f"{what}: {error}") from None
+                raise AlreadyRuns(f"a supervisor runs already, without `calculet up`: {error}") from None
             time.sleep(0.05)
     sweep(fleet)
     fleet.fleet_view.unlink(missing_ok=True)  # it tells of workers that are no more

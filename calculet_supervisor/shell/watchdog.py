@@ -23,12 +23,14 @@ log = logging.getLogger("calculet.keeper")
 
 
 class Watchdog:
-    """Belongs to the keeper's loop. `on_silent` is called once with the pid of each process that was silent for `limit_s`."""
+    """Belongs to the keeper's loop. `on_silent` is called once with the pid of each process that was silent for `limit_s`,
+    `on_ready` with that of each which says `READY=1`."""
 
-    def __init__(self, limit_s: float, on_silent: Callable[[int], None], now: Callable[[], float] = time.monotonic) -> None:
-        self._limit_s, self._on_silent, self._now = limit_s, on_silent, now
-        self.on_ready: Callable[[int], None] | None = None
-        """Told the pid of each process that says `READY=1`."""
+    def __init__(
+        self, limit_s: float, on_silent: Callable[[int], None], now: Callable[[], float] = time.monotonic,
+        on_ready: Callable[[int], None] = lambda pid: None,
+    ) -> None:  # fmt: skip
+        self._limit_s, self._on_silent, self._now, self._on_ready = limit_s, on_silent, now, on_ready
         self._heard: dict[int, float] = {}
         self._wanted: set[int] = set()
         self._checked_s = now()
@@ -70,11 +72,10 @@ class Watchdog:
             for level, kind, data in beside:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS):
                     pid = CREDENTIALS.unpack(data[: CREDENTIALS.size])[0]
-                    if pid not in self._wanted:
-                        continue
-                    self._heard[pid] = self._now()
-                    if self.on_ready is not None and b"READY=1" in words.splitlines():
-                        self.on_ready(pid)
+                    if pid in self._wanted:
+                        self._heard[pid] = self._now()
+                        if b"READY=1" in words.split(b"\n"):
+                            self._on_ready(pid)
 
     def check(self) -> None:
         """Who has been silent for too long."""

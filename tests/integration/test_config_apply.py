@@ -190,6 +190,9 @@ def test_what_cannot_be_applied_changes_nothing(fleet: Fleet) -> None:
     assert code == 3 and found["$.log_dir"] == "refused"
     done = config(fleet, "apply", "--yes")
     assert done.returncode == 1 and "nothing was changed: $.log_dir" in done.stderr
+    edit(fleet, router={**whole["router"], "tls": {"certificate": "nope.pem", "key": "nope.key"}})
+    done = config(fleet, "apply", "--yes")
+    assert done.returncode == 78 and "$.router.tls" in done.stderr and "nope.pem: No such file" in done.stderr
     edit(fleet, boards=[])
     assert config(fleet, "plan").returncode == config(fleet, "apply", "--yes").returncode == 78
     # Somebody edits the file between the plan and its application.

@@ -7,6 +7,7 @@ passed is reported lost and still waited for.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any

@@ -24,7 +24,7 @@ from calculet_core.shell.limits import SharedLimits
 from calculet_router.shell import app as router_app
 from calculet_router.shell import endpoints, worker_link
 from calculet_supervisor.shell import app as supervisor_app
-from calculet_supervisor.shell import config_verbs, configuring, rollouts
+from calculet_supervisor.shell import config_verbs, configuring, rollouts, router_restarts
 from calculet_worker.events import PackageVerified
 from calculet_worker.shell import app as worker_app
 from calculet_worker.shell import prompts, reporting
@@ -287,6 +287,7 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
         if module.__name__.startswith("calculet_") and vars(module).get("time") is time:
             found.append((module, "time", world.timeline))
     found += [(module, "load_fleet", lambda path: world.fleet) for module in (configuring, config_verbs, holding)]
+    found += [(module, "is_alive", lambda pid: world.process_of(pid) is not None) for module in (supervisor_app, router_restarts)]
     found += [(module, "set_level", lambda level: None) for module in (worker_app, router_app)]
     return found + [
         (config_verbs, "configured_packages", lambda fleet, versions: {}), (config_verbs, "read_package", world.package_at),

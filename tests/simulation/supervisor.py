@@ -58,6 +58,9 @@ class Launcher:
     def kill(self, board: str) -> None:
         self._keeper.kill(board)
 
+    def replace_router(self, pid: int) -> bool:
+        return False
+
     def tell(self, boards: dict[str, Any]) -> None:
         """Nobody watches."""
 

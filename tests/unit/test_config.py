@@ -134,3 +134,17 @@ def test_co_residence_names_c3_and_what_can_be_done_instead() -> None:
 def test_a_model_on_one_chiplet_is_refused_by_its_level_and_what_is_missing() -> None:
     error = fleet_error(FLEET.replace("qwen3}]", "qwen3, chiplet: 0}]"))
     assert "$.models[0].chiplet" in error and "C3" in error and "configure, queue, memory and reset of one chip alone" in error
+
+
+@pytest.mark.parametrize(
+    "router, board, words",
+    [
+        ("{listen: '127.0.0.1:99999'}", "", r"\$.router.listen: 127.0.0.1:99999: the last port is 65535"),
+        ("{listen: '127.0.0.1:81', admin_listen: '127.0.0.1:81'}", "", r"\$.router.admin_listen: 127.0.0.1:81 is \$.router.listen already"),
+        ("{listen: '127.0.0.1:81'}", ", listen: '127.0.0.1:81'", r"\$.boards\[0\].listen: 127.0.0.1:81 is \$.router.listen already"),
+    ],
+)
+def test_addresses_are_ports_and_nobody_has_anothers(router: str, board: str, words: str) -> None:
+    text = f"{{schema: calculet-fleet/v1, models: [{{alias: a, package: p}}], router: {router}, boards: [{{name: b, device: sim{board}}}]}}"
+    with pytest.raises(ConfigError, match=words):
+        parse_fleet(text.encode(), "f")

@@ -320,3 +320,9 @@ def test_a_write_that_fails_names_its_file_and_leaves_the_old_one(tmp_path: Path
     with pytest.raises(OSError, match=r"No space left on device: '.*/b\.epoch'"):
         write_atomic(path, b"2\n")
     assert path.read_bytes() == b"1\n" and os.listdir(tmp_path) == ["b.epoch"]
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:99999", "nohost.invalid:1", "a..b:1"])
+def test_an_address_that_is_none_is_an_error_of_the_system(listen: str) -> None:
+    with pytest.raises(OSError):
+        bind(listen)
