@@ -92,13 +92,14 @@ class Rows:
 class ThreadPool:
     """The threads that compute, kept from one `llama_decode` to the next; without one ggml starts and ends them at each.
 
-    After a job they look for the next one for about as long as the host needs from one job to the next, and then sleep.
+    After a job they look for the next one for some milliseconds, longer than the host needs from one job to the next on a busy
+    machine, and then sleep: waking one costs a step of one lane a tenth of its time, and more where processors are busy.
     """
 
     THREADS_AT, POLL_AT = 512, 520
     """Bytes into `ggml_threadpool_params`, which the binding does not declare: the number of threads, and how long they look."""
-    POLL_DEFAULT, POLL = 50, 1
-    """In 131,072 pauses of the processor, one to three milliseconds."""
+    POLL_DEFAULT, POLL = 50, 8
+    """In 131,072 pauses of the processor: with 8 about ten milliseconds. Nobody spins on a board that has nothing to do."""
 
     def __init__(self, ggml: Any, raw: int) -> None:
         self._ggml, self._raw = ggml, raw
