@@ -69,7 +69,7 @@ class Packages:
         if wanted not in self.built:
             out = self.folder / f"{recipe}-{len(self.built)}"
             command = [str(BIN / "calculet-worker"), "build-package", recipe, "--out", str(out), "--key", str(self.key), *options]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
             self.built[wanted] = out
         return self.built[wanted]
