@@ -33,8 +33,8 @@ def keep_stacks(path: Path, title: str) -> None:
 
 
 def answer_dumps(path: Path, title: str) -> None:
-    """Write stacks to `path` when asked, and go on; those of a fatal signal go to stderr, which is a log or the journal. For a process
-    that must start on a full disk, too: there nothing is written, and the signal ends nobody."""
+    """Write stacks to `path` when asked, and go on; those of a fatal signal go to stderr, a log or the journal. For a process that
+    must start on a full disk, too: there nothing is written, and the signal ends nobody."""
     ignore_dumps()
     with suppress(OSError):
         file = path.open("wb", buffering=0)
