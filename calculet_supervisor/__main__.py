@@ -16,7 +16,7 @@ from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
 from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
 from calculet_core.shell.process import in_words, is_machines
-from calculet_core.shell.stacks import ignore_dumps, keep_stacks_if_possible
+from calculet_core.shell.stacks import answer_dumps, ignore_dumps
 from calculet_supervisor.shell.reloading import BornAgain, become_new
 from calculet_supervisor.shell.starting import serve
 
@@ -42,7 +42,7 @@ def run(config: Path) -> None:
         make_folders(fleet)
         set_level(fleet.config.log.level)
         keep_copy("supervisor", fleet.log("supervisor"))
-        keep_stacks_if_possible(fleet.stacks("supervisor"), f"supervisor pid {os.getpid()}")
+        answer_dumps(fleet.stacks("supervisor"), f"supervisor pid {os.getpid()}")
         code = asyncio.run(serve(fleet))
     except ConfigError as error:
         click.echo(f"calculet-supervisor: {error}", err=True)

@@ -32,11 +32,15 @@ def keep_stacks(path: Path, title: str) -> None:
     _kept[:] = [file]
 
 
-def keep_stacks_if_possible(path: Path, title: str) -> None:
-    """`keep_stacks`, for a process that must start on a full disk, too; there the signal is ignored."""
+def answer_dumps(path: Path, title: str) -> None:
+    """Write stacks to `path` when asked, and go on; those of a fatal signal go to stderr, a log or the journal. For a process that
+    must start on a full disk, too: there nothing is written, and the signal ends nobody."""
     ignore_dumps()
     with suppress(OSError):
-        keep_stacks(path, title)
+        file = path.open("wb", buffering=0)
+        _kept.append(file)
+        file.write(f"# {title}\n".encode())
+        faulthandler.register(DUMP, file, all_threads=True, chain=False)
 
 
 def can_dump(pid: int) -> bool:

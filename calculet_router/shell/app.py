@@ -45,7 +45,7 @@ from calculet_core.shell.listening import bind, listens_at
 from calculet_core.shell.logs import keep_copy, set_level
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
-from calculet_core.shell.stacks import keep_stacks_if_possible
+from calculet_core.shell.stacks import answer_dumps
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
 from calculet_router import actions, events
 from calculet_router.aliases import Aliases
@@ -587,7 +587,7 @@ async def serve(config: Path, name: str = FIRST) -> int:
     make_folders(fleet)
     set_level(fleet.config.log.level)
     keep_copy(name, fleet.log(name))
-    keep_stacks_if_possible(fleet.stacks(name), f"{name} pid {os.getpid()}")
+    answer_dumps(fleet.stacks(name), f"{name} pid {os.getpid()}")
     lock = await _own_name(fleet, name)
     try:
         return await RouterApp(fleet, admissions, name).run()

@@ -138,8 +138,7 @@ class Keeper:
         if child is None or self._stopping:
             return
         limit_s = self._fleet.config.supervision.service_timeout_ms / 1000
-        where = self._fleet.stacks(child.name)
-        self._complain(f"the {child.name} (pid {pid}) hangs: it said nothing for {limit_s:g} s, and is ended (stacks: {where})")
+        self._complain(f"the {child.name} (pid {pid}) hangs: it said nothing for {limit_s:g} s, and is ended (log: {child.log})")
         child.signal(signal.SIGABRT)
         self._loop.call_later(ABORT_S, self._kill, child)
 
