@@ -125,11 +125,12 @@ class Engine:
 
     def next_wakeup_ns(self) -> int | None:
         """When `TimeCame` is due, if nothing else happens."""
-        serving = self.serving
-        times = [self.attempts.deadlines.next_ns(), self.control.next_wakeup_ns(), self.life.retry_ns, self._busy_until_ns]
-        if serving is not None:
-            times += [serving.hold_ns, serving.next_release_ns()]
-        return min((time for time in times if time is not None), default=None)
+        serving, soonest = self.serving, self._busy_until_ns
+        held_ns, release_ns = (serving.hold_ns, serving.next_release_ns()) if serving is not None else (None, None)
+        for time_ns in (self.attempts.deadlines.next_ns(), self.control.next_wakeup_ns(), self.life.retry_ns, held_ns, release_ns):
+            if time_ns is not None and (soonest is None or time_ns < soonest):
+                soonest = time_ns
+        return soonest
 
     def report(self, now_ns: int) -> wire.WorkerReport:
         """The heartbeat; what only the device or the process knows is left at its defaults."""

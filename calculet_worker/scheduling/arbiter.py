@@ -31,10 +31,11 @@ class Turn(IntEnum):
     @property
     def label(self) -> str:
         """As metrics and reports name it."""
-        return self.name.lower()
+        return _LABELS[self]
 
 
 TURNS = tuple(Turn)
+_LABELS = tuple(turn.name.lower() for turn in TURNS)
 QUANTUM_NS = 1 * MS
 """Device time per unit of weight and round."""
 
@@ -57,11 +58,12 @@ class Arbiter:
 
     def choose(self, ready: Sequence[int]) -> Turn | None:
         """The class whose turn it is among those with `ready[turn]` above 0; the one that had the last turn comes last."""
+        if not any(ready):
+            self._were_ready = []
+            return None
         credit = self._credit
         turns = [turn for turn in TURNS if ready[turn]]
         were_ready, self._were_ready = self._were_ready, turns
-        if not turns:
-            return None
         if turns != were_ready and len(turns) > 1:
             pay = self._pay_of(turns, ready)
             for turn in turns:

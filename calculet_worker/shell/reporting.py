@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict
 
 import msgspec
 
@@ -39,7 +38,12 @@ class Reporter:
 
     def complete(self, report: wire.WorkerReport, lost_messages: int, holding: Holding) -> wire.WorkerReport:
         """The whole report; `lost_messages` counts sends to routers that ZeroMQ refused."""
-        chips = [wire.ChipReport(**asdict(chip)) for chip in self._device.telemetry()]
+        chips = [
+            wire.ChipReport(
+                one.temperature_c, one.power_w, one.frequency_mhz, one.throttled, one.memory_used_bytes, one.memory_total_bytes
+            )
+            for one in self._device.telemetry()
+        ]
         return msgspec.structs.replace(
             report, **self._versions, chips=chips, rss_bytes=rss_bytes(), lost_messages=lost_messages,
             config_start=holding.start, config_live=holding.live, config_error=holding.error,
