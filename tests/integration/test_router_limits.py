@@ -120,8 +120,11 @@ def test_a_slowloris_only_evicts_itself(stage: Stage) -> None:
         streaming = await HttpClient.connect(router.port)
         streaming.post(PATH, STREAM)
         await until(lambda: worker.submits)
+        kept: list[HttpClient] = []
+        """Of all waves: one that was forgotten would close by itself, and make room without giving way."""
         for wave in range(3):
             slow = [await HttpClient.connect(router.port) for _ in range(12)]
+            kept += slow
             for number, client in enumerate(slow):
                 client.send(b"GET /livez HTTP/1.1\r\nx-a: " if number % 2 else b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\n")
             client = await HttpClient.connect(router.port)
@@ -130,7 +133,7 @@ def test_a_slowloris_only_evicts_itself(stage: Stage) -> None:
             client.close()
         worker.piece(worker.submits[0], "still here", finish="stop")
         assert b"still here" in (await streaming.response())[2]
-        assert await hits(router, "max_connections") > 20
+        assert await hits(router, "max_connections") >= 6 + 12 + 12, "one gives way for each that finds no place"
 
     stage.play(scene)
 
