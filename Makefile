@@ -55,7 +55,7 @@ else
 endif
 
 simulate-night: $(VENV)/.dev  ## rough runs with ever new seeds until a million requests were checked
-	@$(SIMULATE) seeds $(SEED) $(SEED) --requests $(REQUESTS)
+	@$(SIMULATE) seeds $(SEED) $(SEED) --requests $(REQUESTS) --log simulate-night.json
 
 check: $(VENV)/.dev  ## ruff and mypy --strict
 	$(BIN)/ruff check .

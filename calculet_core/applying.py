@@ -54,6 +54,7 @@ def _rule(pattern: str, worker: Take | None = None, router: Take | None = None, 
 
 
 MOVING = "everything that runs has its files there: stop the fleet, move them, start it"
+KEEPER = "`calculet up` takes it when it starts"
 RULES: tuple[Rule, ...] = (
     _rule("schema"),
     _rule("run_dir", refused=MOVING),
@@ -73,6 +74,7 @@ RULES: tuple[Rule, ...] = (
     _rule("router", router=LIVE),
     _rule("supervision.heartbeat_ms", worker=START),
     _rule("supervision.drain_timeout_ms", worker=START),
+    _rule("supervision.service_timeout_ms", refused=KEEPER),
     _rule("supervision"),
     _rule("recovery", worker=START),
     _rule("rollout"),

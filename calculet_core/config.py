@@ -82,7 +82,8 @@ class BatchConfig(_Section, frozen=True):
     profiles: Annotated[tuple[PositiveInt, ...], Meta(min_length=1)] = (1,)
     """Compiled batch sizes to use."""
     batching_window_us: Natural = 0
-    """How long a step may wait for more ready sequences."""
+    """How long a step that is not full may wait, from its oldest sequence on, for those who can join it: sequences of another job
+    in flight, prompts that should be in KV by then, requests that are being tokenized. Never past a deadline or `token_sla_ms`."""
     # Additions.
     tenant_lane_share: Share = 0.5
     """Most of a batch's lanes that one tenant may take while others wait."""
@@ -329,6 +330,8 @@ class SupervisionConfig(_Section, frozen=True):
     """From the load command to Ready."""
     drain_timeout_ms: PositiveInt = 30_000
     """How long a worker may drain before it is stopped."""
+    service_timeout_ms: Annotated[int, Meta(ge=1000)] = 30_000
+    """Silence after which `calculet up` ends router or supervisor and starts it again; under systemd: their units' WatchdogSec."""
     restart: RestartConfig = RestartConfig()
 
 

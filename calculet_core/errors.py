@@ -198,4 +198,6 @@ class ExitCode:
     USAGE = 2
     BUG = 70
     BOARD_UNAVAILABLE = 75
+    UNAVAILABLE = 75
+    """Something of the machine is missing for now: a board, room on a disk, a folder that may be written."""
     CONFIG = 78

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import Any
 
+import msgspec
+
 from calculet_core.batches import BatchProfile
 
 
@@ -48,8 +50,7 @@ class ReturnCode(IntEnum):
     OTHER = 255
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, frozen=True, eq=False):
     """Immutable once submitted.
 
     Prefill: one lane; `token_ids` and `positions` are int32 [n] and `lanes` is int32 [1]. Decode: `lanes`, `token_ids`,
@@ -68,16 +69,14 @@ class Job:
     """False for a cut of a prompt that is not its last."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobHandle:
+class JobHandle(msgspec.Struct, frozen=True):
     """The device's receipt: the job is in its queue on `engine`."""
 
     job_id: int
     engine: EngineBank
 
 
-@dataclass(frozen=True, slots=True)
-class JobTimings:
+class JobTimings(msgspec.Struct, frozen=True):
     """Where the device's time went (acceptance §2.3)."""
 
     h2d_ns: int | None = None
@@ -87,8 +86,7 @@ class JobTimings:
     """When computing began, on the host's CLOCK_MONOTONIC; with `wait_ns` the device's own trace, which alone proves overlap."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, eq=False):
     """A finished job. `logits` is [rows, vocabulary] (prefill: [1, vocabulary]) or None, valid until given back.
 
     Float32; from a device whose profile says `bfloat16`, its bits as uint16 until the executor has widened them.

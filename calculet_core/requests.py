@@ -99,8 +99,7 @@ class Constraint(msgspec.Struct, array_like=True, frozen=True):
     """More than one may be called."""
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(msgspec.Struct, frozen=True):
     """A validated request as the worker's engine gets it."""
 
     key: WireKey

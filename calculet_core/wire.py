@@ -110,6 +110,8 @@ class WorkerHello(msgspec.Struct, frozen=True):
     chips: int = 0
     constrains: bool = False
     """Whether it can hold an answer to a `Constraint`."""
+    seq: int | None = None
+    """Number of the last `Tick` for this router: from the first one on, none is lost unnoticed. None: the worker does not say."""
 
 
 class Load(msgspec.Struct, array_like=True, frozen=True):
@@ -363,6 +365,11 @@ class TakeConfiguration(msgspec.Struct, frozen=True):
     live: str
 
 
+class RetireRouter(msgspec.Struct, frozen=True):
+    """To a router: end after its drain, so that whoever keeps it starts it again, with what it takes only at its start. Said twice
+    it is the same."""
+
+
 class Disturb(msgspec.Struct, frozen=True):
     """To a worker or a router: carry this fault until then. Ignored by a process whose configuration does not allow chaos."""
 
@@ -432,6 +439,12 @@ class RouterReport(msgspec.Struct, frozen=True):
     config_error: str | None = None
     serves: dict[str, int] | None = None
     """Board name -> the generation that this router would send a request to; None: it does not say (it takes no requests yet)."""
+    name: str = ""
+    """Of its journal, log and metrics."""
+    began_s: float = 0.0
+    """When its process began, UTC seconds; 0: it does not say."""
+    draining: bool = False
+    """It takes nobody new and ends."""
 
 
 class BoardView(msgspec.Struct, frozen=True):
@@ -488,7 +501,7 @@ class FleetView(msgspec.Struct, frozen=True):
 Message = (
     RouterHello | Submit | Cancel | Lease | WorkerHello | Tick | WorkerReport | LoadModel | UnloadModel | DrainBoard
     | ResumeBoard | SetPingPong | GrantReset | DenyReset | StopWorker | RouterReport | FleetView | Lookup | LookupAnswer
-    | Disturb | TakeConfiguration
+    | Disturb | TakeConfiguration | RetireRouter
 )  # fmt: skip
 
 KINDS: dict[bytes, type[Any]] = {
@@ -513,6 +526,7 @@ KINDS: dict[bytes, type[Any]] = {
     b"fv": FleetView,
     b"di": Disturb,
     b"tc": TakeConfiguration,
+    b"re": RetireRouter,
 }
 
 _KIND_OF: dict[type[Any], bytes] = {cls: kind for kind, cls in KINDS.items()}

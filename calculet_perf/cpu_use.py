@@ -1,16 +1,23 @@
-"""Does a board's process wait, or does it spin (scheduling §19 M0, acceptance §12.1)?
+"""Does a process wait, or does it spin (scheduling §19 M0, acceptance §12.1)?
 
 A process that waits for its device or for room as it should uses next to no CPU while nothing runs; one that polls in a loop uses a
 core. So its CPU time over wall time is taken from the device samples, apart for moments in which nothing runs and for moments under
-load. An engine that computes on the host's CPU uses it under load by nature: there only the idle share says anything.
+load. An engine that computes on the host's CPU uses it under load by nature: there only the idle share says anything. So it
+is with routers and the supervisor, whose work is on the host.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterable
+from typing import Literal
+
 import msgspec
 import numpy as np
 
-from calculet_perf.device_series import BoardSeries, DeviceSeries
+from calculet_perf.device_series import IDLE_PHASES, BoardSeries, DeviceSeries
+from calculet_perf.records import ProcessRecord
+from calculet_perf.statistics import Floats
 
 
 class BusyWait(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,9 +34,11 @@ class BusyWait(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One board's process. Shares are of one core; null: no such time was seen."""
+    """One process. Shares are of one core; null: no such time was seen."""
 
     board: str
+    """The board, or the process by its own name: `router`, `supervisor`."""
+    role: Literal["board", "other"] = "board"
     idle_share: float | None
     idle_s: float
     load_share: float | None
@@ -52,11 +61,46 @@ def cpu_use(series: DeviceSeries) -> list[CpuUse]:
     return found
 
 
+def process_use(samples: Iterable[ProcessRecord]) -> list[CpuUse]:
+    """Every other process that tells its CPU time. Routers that share an address answer in turns: growth is only taken within one
+    process's life, and those of one name are summed."""
+    lives: dict[tuple[str, float | None], tuple[array[float], array[float], list[str]]] = {}
+    for sample in samples:
+        if sample.cpu_s is not None:
+            at, spent, phases = lives.setdefault((sample.process, sample.start_s), (array("d"), array("d"), []))
+            at.append(sample.monotonic_ns / 1e9)
+            spent.append(sample.cpu_s)
+            phases.append(sample.phase)
+    found: dict[str, list[CpuUse]] = {}
+    for (process, _), (at, spent, phases) in sorted(lives.items(), key=lambda item: item[0][0]):
+        idle, idle_s = _spent(np.array(at), np.array(spent), np.array([phase in IDLE_PHASES for phase in phases]))
+        load, load_s = _spent(np.array(at), np.array(spent), np.array([phase == "measure" for phase in phases]))
+        use = CpuUse(board=process, role="other", idle_share=idle, idle_s=idle_s, load_share=load, load_s=load_s)
+        found.setdefault(process, []).append(use)
+    return [_together(uses) for uses in found.values()]
+
+
+def _together(uses: list[CpuUse]) -> CpuUse:
+    """Several lives of one name: the shares of all the time that was seen, so that a start of a second weighs a second."""
+    idle, idle_s = _mean((use.idle_share, use.idle_s) for use in uses)
+    load, load_s = _mean((use.load_share, use.load_s) for use in uses)
+    return msgspec.structs.replace(uses[0], idle_share=idle, idle_s=idle_s, load_share=load, load_s=load_s)
+
+
+def _mean(shares: Iterable[tuple[float | None, float]]) -> tuple[float | None, float]:
+    known = [(share, seconds) for share, seconds in shares if share is not None]
+    total = sum(seconds for _, seconds in known)
+    return (sum(share * seconds for share, seconds in known) / total if known else None), total
+
+
 def _share(board: BoardSeries, column: str, wanted: np.ndarray) -> tuple[float | None, float]:
     """(counted seconds per second, seconds) between neighbouring samples that are both of the wanted kind; a counter that went back
     is another process's, and that pair is left out."""
     known = np.isfinite(board.column(column))
-    at, spent, wanted = board.seconds[known], board.column(column)[known], wanted[known]
+    return _spent(board.seconds[known], board.column(column)[known], wanted[known])
+
+
+def _spent(at: Floats, spent: Floats, wanted: np.ndarray) -> tuple[float | None, float]:
     pairs = wanted[1:] & wanted[:-1] & (np.diff(spent) >= 0)
     seconds = float(np.diff(at)[pairs].sum())
     return (float(np.diff(spent)[pairs].sum()) / seconds if seconds > 0 else None), seconds

@@ -12,16 +12,17 @@ import numpy as np
 
 from calculet_perf.agreement import Agreement, Disagreement
 from calculet_perf.cells import Cells
-from calculet_perf.cpu_use import CpuUse, cpu_use
+from calculet_perf.cpu_use import CpuUse, cpu_use, process_use
 from calculet_perf.device_series import BoardSeries, DeviceSeries, DeviceTimeline
 from calculet_perf.faults import Outcome as FaultRun
 from calculet_perf.joins import BadStep, Decomposition, DeviceTotals, StepJoin
 from calculet_perf.manifest import Manifest
-from calculet_perf.records import DeviceRecord, RequestRecord, StepRecord
+from calculet_perf.records import DeviceRecord, ProcessRecord, RequestRecord, StepRecord
 from calculet_perf.rules import Rules
 from calculet_perf.runinfo import CaseRecord, RunInfo
 from calculet_perf.stability import BREATHING, COUNTED, Finding, StageRun, baseline_leak, trend_leak
 from calculet_perf.statistics import Floats
+from calculet_perf.swapping import Driven
 
 SLOWEST = 20
 TIMELINE_POINTS = 240
@@ -114,6 +115,8 @@ class Evidence:
     last_success_ns: int | None
     """End of the last request that succeeded; null: none did."""
     swaps: Swaps | None = None
+    driven: Driven | None = None
+    """Cycles that the stage drove itself; None: it drove none."""
     """None: no journals were given."""
     cpu: list[CpuUse] = field(default_factory=list)
     """Of each board's process that tells it."""
@@ -157,6 +160,7 @@ def gather(
     faults: Sequence[FaultRun] | None = None, stage: StageRun | None = None, journal_resets: Sequence[Reset] = (),
     deaths: Sequence[str] | None = None, broken_promises: Sequence[str] | None = None,
     configuration_errors: Sequence[str] = (), swaps: Swaps | None = None, own_rules: bool = False,
+    driven: Driven | None = None, processes: Iterable[ProcessRecord] = (),
 ) -> Evidence:  # fmt: skip
     """Read everything once, steps first: requests are joined as they come."""
     join = StepJoin()
@@ -202,7 +206,9 @@ def gather(
         faults=None if faults is None else list(faults), stage=stage, last_success_ns=last_success_ns or None,
         deaths=None if deaths is None else list(deaths),
         broken_promises=None if broken_promises is None else list(broken_promises),
-        timeline=_points(timeline), cases=found_cases, swaps=swaps, cpu=cpu_use(series), own_rules=own_rules,
+        timeline=_points(timeline), cases=found_cases, swaps=swaps, cpu=[*cpu_use(series), *process_use(processes)],
+        own_rules=own_rules,
+        driven=driven,
     )  # fmt: skip
 
 

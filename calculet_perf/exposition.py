@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from calculet_perf.records import Chip, DeviceJobs, DeviceRecord, Resources
+from calculet_perf.records import Chip, DeviceJobs, DeviceRecord, ProcessRecord, Resources
 
 Labels = dict[str, str]
 Sample = tuple[str, Labels, float]
@@ -69,6 +69,23 @@ def device_record(
             device_busy_s=get(("device_busy_seconds_total", "")),
         ),
     )  # fmt: skip
+
+
+def processes_of(samples: Iterable[Sample], *, run_id: str, utc: str, monotonic_ns: int, phase: str) -> list[ProcessRecord]:
+    """Routers and supervisor at one moment: processes that tell of themselves and are no board's."""
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, labels, value in samples:
+        process = labels.get("process", "")
+        if name.startswith(PREFIX + "process_") and process and not process.startswith(WORKER):
+            values[process][name.removeprefix(PREFIX + "process_")] = value
+    return [
+        ProcessRecord(
+            run_id=run_id, utc=utc, monotonic_ns=monotonic_ns, phase=phase, process=process,
+            start_s=told.get("start_timestamp_seconds"), cpu_s=told.get("cpu_seconds_total"), rss_bytes=told.get("resident_bytes"),
+            threads=told.get("threads"), open_fds=told.get("open_fds"),
+        )
+        for process, told in sorted(values.items())
+    ]  # fmt: skip
 
 
 def injector_armed(samples: Iterable[Sample]) -> bool | None:

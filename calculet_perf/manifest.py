@@ -102,6 +102,34 @@ class ServerPart(_Section, frozen=True, kw_only=True):
     """Fields added to every request's body, as `cache_prompt: false` for llama-server."""
 
 
+class SwapsPart(_Section, frozen=True, kw_only=True):
+    """Loads, ways back and unloads that `soak` drives on the fleet (scheduling §19 M4)."""
+
+    allow: bool
+    """The switch: without `true` nothing is ever loaded or unloaded. There is no default."""
+    other: Annotated[str, Meta(min_length=1)]
+    """Folder of a signed package on the fleet's host, relative to the manifest: another package of the same model, whose greedy
+    answers are those of what the fleet serves."""
+    cycles: Positive = 100
+    """Over the whole stage, evenly spread; below 100 is labelled as shortened."""
+    unload_every: Annotated[int, Meta(ge=0)] = 5
+    """Each so-manieth cycle empties all boards first, in a pause of the load; 0: none does."""
+    rollback_every: Annotated[int, Meta(ge=0)] = 10
+    """Each so-manieth way home is `rollback` and not a load; the first one is, too. 0: none is."""
+    allow_downtime: bool = False
+    """For a fleet with one board: every cycle happens in a pause of the load, because nobody serves meanwhile."""
+    timeout_s: Annotated[float, Meta(gt=0)] = 900
+    """Of one cycle; what takes longer has failed, whatever becomes of it."""
+
+
+class FleetPart(_Section, frozen=True, kw_only=True):
+    """An addition: what may be done to the Calculet fleet that is measured, by its control channel and so on its host."""
+
+    config: Annotated[str, Meta(min_length=1)]
+    """The fleet's configuration file, relative to the manifest."""
+    swaps: SwapsPart | None = None
+
+
 class Manifest(_Section, frozen=True, kw_only=True):
     """`calculet-perf-run/v1`."""
 
@@ -114,6 +142,8 @@ class Manifest(_Section, frozen=True, kw_only=True):
     environment: EnvironmentPart
     client: ClientPart
     server: ServerPart
+    fleet: FleetPart | None = None
+    """An addition; None: the server is only asked, never changed."""
     matrix: str
     """File of the cases (`calculet-perf-matrix/v1`); relative to the manifest."""
     warmup_requests: Annotated[int, Meta(ge=0)] = 10

@@ -307,11 +307,29 @@ class DeviceRecord(Record, kw_only=True):
     """How long the server took to answer: the sample lies within that span."""
     board: str
     phase: str
-    """What the run was doing: idle, golden, warmup, measure, gap, after."""
+    """What the run was doing: idle, golden, warmup, measure, gap, after; swap while a model is swapped."""
     chips: list[Chip]
     jobs: DeviceJobs
     reset_count: float | None = None
     resources: Resources
+
+
+class ProcessRecord(Record, kw_only=True):
+    """An addition: a process of the server that is no board's, as a router or the supervisor, at one moment (scheduling §19 M0)."""
+
+    schema: Literal["calculet-perf-process/v1"] = "calculet-perf-process/v1"
+    run_id: str
+    utc: str
+    monotonic_ns: int
+    phase: str
+    """As of `DeviceRecord`."""
+    process: str
+    start_s: float | None = None
+    """When it began, UTC: routers that share an address are told apart by it, and so is one that was born again."""
+    cpu_s: float | None = None
+    rss_bytes: float | None = None
+    threads: float | None = None
+    open_fds: float | None = None
 
 
 # ---------------------------------------------------------------- lines
@@ -349,7 +367,10 @@ def from_line(decode: msgspec.json.Decoder[T], line: bytes, source: str, number:
         raise RecordError(f"{source}:{number}: not valid JSON: {error}") from None
 
 
-RECORDS: Mapping[str, type[msgspec.Struct]] = {"requests": RequestRecord, "steps": StepRecord, "device": DeviceRecord}
+RECORDS: Mapping[str, type[msgspec.Struct]] = {
+    "requests": RequestRecord, "steps": StepRecord, "device": DeviceRecord,
+    "processes": ProcessRecord,
+}  # fmt: skip
 """File stem -> the record of its lines."""
 
 

@@ -321,6 +321,10 @@ class Dispatcher:
             self._looked = self.roster.changes
         if self.parking.add(flight, now_ns) and limit:
             out.append(actions.Parked(alias))
+        ongoing = flight.ongoing
+        waits = all(other.accepted or other.done or other.state is WAITING for other in ongoing.flights)
+        if limit and ongoing.call.stream and waits:
+            out.append(actions.Admitted(ongoing.owner))
         data = {"model": alias, "for": "turn" if limit else "link"}
         out.append(
             Entry(history.REQUEST_WAITING, now_ns, flight.request_id, flight.attempt or None, None, None, None, None, data)
@@ -442,6 +446,9 @@ class Dispatcher:
             out.append(actions.Ignored("foreign", 1))
             return
         worker.heard_ns = now_ns
+        if worker.seq is None:
+            worker.seq = hello.seq  # requests go there from now on: a first tick that is lost must not look like none
+        hello = msgspec.structs.replace(hello, seq=None)
         if worker.hello != hello or worker.link is not LinkState.UP:
             worker.hello, worker.link = hello, LinkState.UP
             self.roster.changed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
 from calculet_core.shell.fleet import load_fleet, make_folders
 from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
+from calculet_core.shell.process import in_words, is_machines
+from calculet_core.shell.stacks import ignore_dumps, keep_stacks_if_possible
 from calculet_supervisor.shell.reloading import BornAgain, become_new
 from calculet_supervisor.shell.starting import serve
 
@@ -29,8 +32,9 @@ def main() -> None:
 def run(config: Path) -> None:
     """Supervise until SIGTERM; workers live on. SIGHUP reads the configuration again.
 
-    Exit codes: 0 commanded, 1 another one runs, 70 bug, 78 configuration.
+    Exit codes: 0 commanded, 1 another one runs, 70 bug, 75 the machine stands in the way (a full disk, say), 78 configuration.
     """
+    ignore_dumps()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be served: by default it would end the process
     set_up_logs("supervisor")
     try:
@@ -38,6 +42,7 @@ def run(config: Path) -> None:
         make_folders(fleet)
         set_level(fleet.config.log.level)
         keep_copy("supervisor", fleet.log("supervisor"))
+        keep_stacks_if_possible(fleet.stacks("supervisor"), f"supervisor pid {os.getpid()}")
         code = asyncio.run(serve(fleet))
     except ConfigError as error:
         click.echo(f"calculet-supervisor: {error}", err=True)
@@ -47,7 +52,10 @@ def run(config: Path) -> None:
         sys.exit(ExitCode.FAILURE)
     except BornAgain:
         become_new()
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and is_machines(error):
+            click.echo(f"calculet-supervisor: {in_words(error)}; it is tried again", err=True)
+            sys.exit(ExitCode.UNAVAILABLE)
         logging.getLogger("calculet.supervisor").exception("the supervisor failed")
         sys.exit(ExitCode.BUG)
     sys.exit(code)

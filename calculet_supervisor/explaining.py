@@ -173,7 +173,8 @@ def _admin(event: Event, data: dict[str, Any]) -> str:
 
 def _configured(event: Event, data: dict[str, Any]) -> str:
     if "changes" not in data:
-        return f"restarted for configuration version {data.get('version')}"
+        who = f"router {data['router']} is replaced" if "router" in data else "restarted"
+        return f"{who} for configuration version {data.get('version')}" if data.get("version") else who
     by = f" by uid {data['uid']}" if data.get("uid") is not None else ""
     return f"configuration version {data.get('version')} was applied{by}: {', '.join(data['changes'])}"
 

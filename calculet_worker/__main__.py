@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -51,11 +52,13 @@ def run(config: Path, board_name: str) -> None:
     """
     from calculet_core.shell.fleet import load_fleet, make_folders
     from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
+    from calculet_core.shell.process import in_words
     from calculet_core.shell.stacks import ignore_dumps
     from calculet_worker.shell.app import exit_code_of, serve
     from calculet_worker.shell.loading import check_configuration
 
     ignore_dumps()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # "read your file again" is for others; by default it would end a worker
     set_up_logs(f"worker-{board_name}")
     try:
         fleet = load_fleet(config)
@@ -68,7 +71,8 @@ def run(config: Path, board_name: str) -> None:
         logging.info("ends with code %d: %s", code, reason)
     except Exception as error:
         code = exit_code_of(error)
-        logging.critical("%s", error, exc_info=None if code != 70 else error)
+        words = in_words(error) if isinstance(error, OSError) else str(error)
+        logging.critical("%s", words, exc_info=None if code != 70 else error)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)  # a device or a hashing thread that is stuck must not keep the process

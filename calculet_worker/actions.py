@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from calculet_core import wire
 from calculet_core.history import Event
@@ -12,8 +14,7 @@ from calculet_core.jobs import Completion, EngineBank, Job, JobKind, JobTimings
 from calculet_core.requests import Constraint, Prompt
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitJob:
+class SubmitJob(msgspec.Struct, frozen=True):
     """Call `Device.submit` at once and tell the engine `JobSubmitted` or `JobRefused`; the job times out at `deadline_ns`."""
 
     job: Job
@@ -21,25 +22,24 @@ class SubmitJob:
     deadline_ns: int
     rehearse_ns: int | None = None
     """Shortly before the job should end: when a tick may be rehearsed (`rehearsal`). None: it is too short, or nobody knows."""
+    brief: bool = False
+    """It should end before the device thread could be woken: look for its end at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class GiveBack:
+class GiveBack(msgspec.Struct, frozen=True):
     """End a completion's lease."""
 
     completion: Completion
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseLane:
+class ReleaseLane(msgspec.Struct, frozen=True):
     """Call `Device.release`; answer `LaneReleased`."""
 
     generation: int
     lane: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenize:
+class Tokenize(msgspec.Struct, frozen=True):
     """Off the actor's path unless it is short; answer `Tokenized` or `TokenizingFailed`. `size`: bytes of the prompt's texts."""
 
     key: WireKey
@@ -51,14 +51,13 @@ class Tokenize:
     """The answer is to begin with the prompt's text, which only the tokenizer knows: tell it too."""
 
 
-@dataclass(slots=True)
-class ToRouter:
+class ToRouter(msgspec.Struct):
     """For one router; a shell joins all of one loop pass into one `wire.Tick`."""
 
     router: int
-    pieces: list[wire.Piece] = field(default_factory=list)
-    accepted: list[wire.Acceptance] = field(default_factory=list)
-    refused: list[wire.Refusal] = field(default_factory=list)
+    pieces: list[wire.Piece] = []
+    accepted: list[wire.Acceptance] = []
+    refused: list[wire.Refusal] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ class Announce:
     """State or generation changed: tell routers (`wire.WorkerHello`) and the supervisor (`wire.WorkerReport`) now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """For the journal, the history and the counters."""
 
     event: Event

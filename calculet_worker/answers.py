@@ -6,11 +6,10 @@ where a stop string may end the answer: there text decides whether the sequence 
 
 from __future__ import annotations
 
-import hashlib
+import struct
 from collections.abc import Callable, Sequence
+from hashlib import sha256 as _sha256
 from typing import Any
-
-import numpy as np
 
 from calculet_core import wire
 from calculet_core.errors import CalculetError, ConstraintFailed
@@ -18,7 +17,7 @@ from calculet_core.ids import WireKey
 from calculet_core.requests import FinishReason, SequenceState
 from calculet_worker.actions import Action, ToRouter
 from calculet_worker.output.aligned import Aligned
-from calculet_worker.output.sampling import Sampler, greedy_rows
+from calculet_worker.output.sampling import Sampler
 from calculet_worker.output.scoring import GivenSampler, GivenText, first_logprob
 from calculet_worker.output.text import TextStream
 from calculet_worker.output.tools import CallingText
@@ -198,32 +197,28 @@ class Answers:
         else:
             self._by_seq[seq.seq_id] = Answer(seq, sampler, TextStream(self._vocabulary, strings))
 
-    def draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
-        """The next token of each row; those of sequences that are ending anyway mean nothing. `NO_TOKEN`: see `dead_end`."""
+    def draw(self, sequences: list[SequenceState], logits: Any, best: Any) -> list[int]:
+        """The next token of each row; those of sequences that are ending anyway mean nothing. `NO_TOKEN`: see `dead_end`.
+
+        `best` is each row's best id, int64 [rows].
+        """
         if self._stopwatch is None:
-            return self._draw(sequences, logits)
+            return self._draw(sequences, logits, best)
         start_ns = self._stopwatch()
-        tokens = self._draw(sequences, logits)
+        tokens = self._draw(sequences, logits, best)
         self.sampling_ns = self._stopwatch() - start_ns
         return tokens
 
-    def _draw(self, sequences: list[SequenceState], logits: Any) -> list[int]:
+    def _draw(self, sequences: list[SequenceState], logits: Any, best: Any) -> list[int]:
         get = self._by_seq.get
-        answers = [get(seq.seq_id) for seq in sequences]
-        greedy = [answer is None or answer.sampler.greedy for answer in answers]
-        if True not in greedy:
-            return [self._draw_row(answer, logits[row]) for row, answer in enumerate(answers)]
-        tokens: list[int] = (greedy_rows(logits) if False not in greedy else greedy_rows(logits[greedy])).tolist()
-        if False in greedy:
-            best = iter(tokens)
-            tokens = [next(best) if plain else -1 for plain in greedy]
-        for row, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
-            if answer is not None and not (greedy[row] and answer.sampler.takes(token)):
+        tokens: list[int] = best.tolist()
+        for row, seq in enumerate(sequences):
+            answer = get(seq.seq_id)
+            if answer is not None and not (answer.sampler.greedy and answer.sampler.takes(tokens[row])):
                 tokens[row] = self._draw_row(answer, logits[row])
         return tokens
 
-    def _draw_row(self, answer: Answer | None, row: Any) -> int:
-        assert answer is not None, "a sequence without an answer is greedy"
+    def _draw_row(self, answer: Answer, row: Any) -> int:
         drawn = answer.sampler.draw(row, self._vocabulary)
         if answer.aligned is not None:
             answer.aligned.drawn = drawn.logprob
@@ -299,7 +294,7 @@ def usage_of(seq: SequenceState, now_ns: int) -> wire.Usage:
 
 def token_hash(token_ids: Sequence[int]) -> str:
     """sha256 over the ids as int32, little-endian; its first 16 hexadecimal digits."""
-    return hashlib.sha256(np.asarray(token_ids, "<i4").tobytes()).hexdigest()[:16]
+    return _sha256(struct.pack(f"<{len(token_ids)}i", *token_ids)).hexdigest()[:16]
 
 
 def error_info(error: CalculetError) -> wire.ErrorInfo:

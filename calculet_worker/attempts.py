@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from calculet_core import history, wire
 from calculet_core.errors import CalculetError, DeadlineExceeded, OverCapacity, StaleView
@@ -31,6 +32,8 @@ from calculet_worker.serving import Serving
 MAX_TOKENIZING_BYTES = 64 << 20
 """Prompts that may be with the tokenizer at once."""
 _encode = msgspec.msgpack.Encoder().encode
+_min, _max = np.minimum.reduce, np.maximum.reduce
+"""What the arrays' own methods come to, after 1 us of Python."""
 _WAITING = (RequestState.NEW, RequestState.WAITING_ADMISSION)
 
 InternalEnded = Callable[[SequenceState, str | None], None]
@@ -106,7 +109,7 @@ class Attempts:
             return
         ids = event.token_ids
         count = len(ids)
-        id_range = (int(ids.min()), int(ids.max())) if count else (0, 0)
+        id_range = (int(_min(ids)), int(_max(ids))) if count else (0, 0)
         asked, scored = seq.request.max_new_tokens, is_scored(seq.request)
         prefilled = 1 if scored else count
         decision = serving.admission.decide(

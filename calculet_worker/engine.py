@@ -41,6 +41,9 @@ from calculet_worker.serving import Lasting, Serving
 from calculet_worker.views import EngineGauges
 
 Actions = list[Action]
+_NOTHING_FOLLOWS = frozenset({events.RequestArrived, events.JobSubmitted})
+"""After these the pump would find what it found before: a prompt comes back from the tokenizer as an event of its own, and a job
+that was taken was sent by a pump that has just looked at everything, and held back nothing but the text."""
 
 
 class Engine:
@@ -111,8 +114,13 @@ class Engine:
     def handle(self, event: events.Event, now_ns: int) -> Actions:
         """Decide what follows from an event; `now_ns` is the host's CLOCK_MONOTONIC and never goes back."""
         out: Actions = []
-        self._handlers[type(event)](event, now_ns, out)
-        self._pump(now_ns, out)
+        kind = type(event)
+        self._handlers[kind](event, now_ns, out)
+        if kind in _NOTHING_FOLLOWS and not self.pingpong.unsaid:
+            self._recorder.flush(out)
+            self._outbox.flush(out)
+        else:
+            self._pump(now_ns, out)
         return out
 
     def next_wakeup_ns(self) -> int | None:
@@ -181,7 +189,7 @@ class Engine:
 
     def _submit_jobs(self, serving: Serving, now_ns: int, out: Actions) -> bool:
         submitted = False
-        while (submit := serving.next_job(self._last_job + 1, now_ns)) is not None:
+        while (submit := serving.next_job(self._last_job + 1, self.attempts.tokenizing, now_ns)) is not None:
             self._last_job += 1
             out.append(submit)
             submitted = True
@@ -260,7 +268,7 @@ class Engine:
     def _job_completed(self, event: events.JobCompleted, now_ns: int, out: Actions) -> None:
         completion, serving = event.completion, self.serving
         entry = serving.inflight.get(completion.job_id) if serving else None
-        verdict = judge(completion, entry, serving.vocab_size, serving.isolated) if serving else STALE
+        verdict = judge(completion, entry, serving.vocab_size, serving.isolated, event.facts) if serving else STALE
         if serving is None or entry is None or isinstance(verdict, Stale):
             self._stale(completion, now_ns, out)
             return
@@ -282,7 +290,7 @@ class Engine:
             result = verdict.kind.value
             self._lanes_failed(serving, entry, verdict, now_ns, out)
         commit = serving.commit_decode if entry.turn is Turn.DECODE else serving.commit_prefill
-        ended = commit(entry, verdict.logits, spent_ns, now_ns) if entry.sequences else []
+        ended = commit(entry, verdict.logits, verdict.best, spent_ns, now_ns) if entry.sequences else []
         self._give_back(serving, completion, out)
         if entry.traced:
             self._trace(entry, event, serving.answers.sampling_ns, now_ns, out)

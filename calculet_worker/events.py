@@ -5,23 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from calculet_core import wire
 from calculet_core.config import TenantConfig
 from calculet_core.errors import CalculetError
 from calculet_core.ids import WireKey
 from calculet_core.jobs import Completion, EngineBank, Holdings
+from calculet_worker.output.sampling import RowFacts
 
 
-@dataclass(frozen=True, slots=True)
-class RequestArrived:
+class RequestArrived(msgspec.Struct, frozen=True):
     """A submission from a router."""
 
     router: int
     message: wire.Submit
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
+class Tokenized(msgspec.Struct, frozen=True):
     """The prompt's token ids, int32 [n]; with a constraint also its `output.constraint.Matcher`."""
 
     key: WireKey
@@ -55,8 +56,7 @@ class RouterLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobSubmitted:
+class JobSubmitted(msgspec.Struct, frozen=True):
     """The device took the job (scheduling §9.2: only now is its KV Updating)."""
 
     job_id: int
@@ -80,6 +80,8 @@ class JobCompleted:
     """When the device thread had it; 0: not told."""
     bf16_ns: int | None = field(default=None, compare=False)
     """How long widening BF16 logits took after that; None: they came as float32."""
+    facts: RowFacts | None = field(default=None, compare=False)
+    """Of all rows of the logits, found on the device thread; None: the engine finds what it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,7 @@ class JobLost:
     rc: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaneReleased:
+class LaneReleased(msgspec.Struct, frozen=True):
     """The runtime's answer to `ReleaseLane`; `rc` 0 confirms."""
 
     generation: int

@@ -46,8 +46,11 @@ from calculet_worker.scheduling.selection import POLICIES
 
 POLICY = "edf"
 NEVER_NS = 1 << 62
+PROMPT_TURNS = (Turn.SHORT, Turn.MEDIUM, Turn.LONG)
 REHEARSE_FROM = 4
 """Times `executor.rehearse_ahead_us`: a processor does not get cold in a shorter step."""
+BRIEF_NS = 50 * US
+"""To wake the device thread and to be woken by it costs more than that."""
 _DECODE_RUNNING = RequestState.DECODE_RUNNING
 _UPDATING = KvSequenceState.UPDATING
 _RUNNING = (RequestState.PREFILL_RUNNING, _DECODE_RUNNING)
@@ -146,6 +149,7 @@ class Serving:
         """Lane -> (tries, when to ask again) where the runtime was busy."""
         self._queued: set[int] = set()
         """Waiting sequences that found no lane free for them."""
+        self._polls = limits.polls
         self._rehearse_ahead_ns = 0 if limits.on_host else config.executor.rehearse_ahead_us * US
         self._starved_ns = config.fairness.starvation_after_ms * MS
 
@@ -197,8 +201,11 @@ class Serving:
             self._recorder.of_lane(history.BOARD_LANE_BOUND, now_ns, seq, lane.hardware_lane)
 
     # ---------------------------------------------------------------- the next job
-    def next_job(self, job_id: int, now_ns: int) -> SubmitJob | None:
-        """Whose turn it is, as a job; None when nothing is due or nothing more may be in flight."""
+    def next_job(self, job_id: int, arriving: int, now_ns: int) -> SubmitJob | None:
+        """Whose turn it is, as a job; None when nothing is due or nothing more may be in flight.
+
+        `arriving` requests are known and not tokenized yet.
+        """
         self.hold_ns = None
         if not self.inflight.has_room:
             return None
@@ -211,7 +218,7 @@ class Serving:
         ready[Turn.DECODE] = len(self.decode)
         ready[Turn.SHORT], ready[Turn.MEDIUM], ready[Turn.LONG] = depths[Turn.SHORT], depths[Turn.MEDIUM], depths[Turn.LONG]
         if ready[Turn.DECODE]:
-            self.hold_ns = self.decode.hold_until_ns(len(self.inflight) > 0, now_ns)
+            self.hold_ns = self._hold(ready, arriving, now_ns)
             if self.hold_ns is not None or (self._prompts_first and (any(ready[1:]) or len(self.inflight))):
                 ready[Turn.DECODE] = 0
         turn = self.arbiter.choose(ready)
@@ -225,7 +232,33 @@ class Serving:
         self.arbiter.take(turn, entry.expected_ns or 0)
         limit_ns = self.durations.limit_ns(entry.expected_ns) + self.inflight.expected_ns()
         self.inflight.add(entry)
-        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns))
+        brief = self._polls and entry.expected_ns is not None and self.inflight.expected_ns() <= BRIEF_NS
+        return SubmitJob(entry.job, entry.bank, now_ns + limit_ns, self._rehearse_ns(entry, now_ns), brief)
+
+    def _hold(self, ready: list[int], arriving: int, now_ns: int) -> int | None:
+        """Until when decode waits for those who can join the step within its window (scheduling §7.2.4); None: the step is due.
+
+        They are the sequences of a job in flight; prompts that should be in KV before the window ends, whose turns then go first,
+        and only theirs: no step waits for a long prompt; and where no prompt is ready, requests on their way to a free lane. When
+        nobody is there to join, a short step goes at once (§7.2.5): nobody waits for whom nobody knows.
+        """
+        until = self.decode.hold_until_ns(now_ns)
+        if until is None or len(self.inflight):
+            return until
+        if not any(ready[1:]):
+            return until if arriving and self.kv.free_lanes else None
+        late = [turn for turn in PROMPT_TURNS if ready[turn] and not self._in_kv_within(turn, until - now_ns)]
+        if all(turn in late for turn in PROMPT_TURNS if ready[turn]):
+            return None
+        for turn in late:
+            ready[turn] = 0
+        return until
+
+    def _in_kv_within(self, turn: Turn, time_ns: int) -> bool:
+        """Whether the next prompt of the queue should be in KV after that time, by what prompts took so far."""
+        tokens = self.prefill.rest(turn)
+        expected_ns = None if tokens is None else self.durations.prefill_ns(tokens)
+        return expected_ns is not None and expected_ns <= time_ns
 
     def _rehearse_ns(self, entry: InflightJob, now_ns: int) -> int | None:
         ahead_ns = self._rehearse_ahead_ns
@@ -314,13 +347,13 @@ class Serving:
                 return f"{where}: the job wrote lane {lane}, {kv}"
         return None
 
-    def commit_decode(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
+    def commit_decode(self, entry: InflightJob, logits: Any, best: Any, spent_ns: int, now_ns: int) -> list[Ended]:
         """A decode step succeeded: KV grows, each row's token is drawn, and what goes on is ready again."""
         kv, answers, decode, registry = self.kv, self.answers, self.decode, self._registry
         lanes, commit, done, take, push = kv.lanes, kv.commit, registry.on_decode_complete, answers.take, decode.push
         ended: list[Ended] = []
         sequences = entry.sequences
-        for seq, token in zip(sequences, answers.draw(sequences, logits), strict=True):
+        for seq, token in zip(sequences, answers.draw(sequences, logits, best), strict=True):
             sequence = lanes[seq.hardware_lane]  # type: ignore[index]
             commit(sequence)
             if seq.cancelled or seq.state is not _DECODE_RUNNING:
@@ -338,7 +371,7 @@ class Serving:
                 ended.append(Ended(seq, reason))
         return ended
 
-    def commit_prefill(self, entry: InflightJob, logits: Any, spent_ns: int, now_ns: int) -> list[Ended]:
+    def commit_prefill(self, entry: InflightJob, logits: Any, best: Any, spent_ns: int, now_ns: int) -> list[Ended]:
         """A prompt, or a part of it, is in KV; with its last part the first token is drawn."""
         seq = entry.sequences[0]
         sequence = self.lane_of(seq)
@@ -349,7 +382,7 @@ class Serving:
             self._registry.on_prefill_part(seq, sequence.committed_len, spent_ns, now_ns)
             self.prefill.push(seq)
             return []
-        token = self.answers.draw([seq], logits)[0]
+        token = self.answers.draw([seq], logits, best)[0]
         if token == NO_TOKEN:
             return [Ended(seq, self.answers.dead_end(seq))]
         self.fair.prefilled(seq)

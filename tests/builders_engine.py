@@ -211,12 +211,13 @@ class Driver:
         self, manifest: Manifest | None = None, package: Package | None = None, scheduler: SchedulerConfig | None = None,
         recovery: RecoveryConfig = RecoveryConfig(), tenants: tuple[TenantConfig, ...] = (TenantConfig("default"),), outputs: int = 2,
         seed: int = 1, limits_of_waiting: Limits | None = None, on_host: bool = False, unconfigures: bool = True,
+        polls: bool = False,
     ) -> None:  # fmt: skip
         self.manifest = manifest or (package.manifest if package else a_manifest())
         self.package = package or a_package(self.manifest)
         self.scheduler = scheduler
         self.board = Board(self.manifest, outputs=outputs)
-        self.board.limits = replace(self.board.limits, on_host=on_host, unconfigures=unconfigures)
+        self.board.limits = replace(self.board.limits, on_host=on_host, unconfigures=unconfigures, polls=polls)
         self.engine = Engine(
             "board0", 1, 42, "ipc://x", self.board.limits, recovery, seed, tenants, 32 << 30, limits_of_waiting=limits_of_waiting
         )

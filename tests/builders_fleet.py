@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -94,6 +95,9 @@ class Answer:
 
 class Fleet:
     """`calculet up` over a configuration in `folder`; stop it with `stop`, or kill parts of it."""
+
+    tls: ssl.SSLContext | None = None
+    """Of clients, where the fleet speaks HTTPS; its certificate is for localhost."""
 
     def __init__(self, folder: Path, package: Path, trust: Path, *, boards: int = 2, device: str = "sim", **sections: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -224,6 +228,8 @@ class Fleet:
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        if self.tls is not None:
+            connection = http.client.HTTPSConnection("localhost", self.port, timeout=60, context=self.tls)
         try:
             connection.request(method, path, body, {"content-type": "application/json", **(headers or {})})
             response = connection.getresponse()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -12,6 +14,24 @@ from collections.abc import Iterator
 import pytest
 from builders_fleet import Packages
 from builders_stage import Stage
+
+from calculet_core.config import run_dir_for
+
+RUN_DIRS = ("run", "r")
+"""What configurations of tests call it."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_run_folders_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests' folders have long names, so their sockets live in stand-ins below /tmp. A fleet that ends removes its own; one that a
+    test killed cannot."""
+    yield
+    base = str(tmp_path_factory.getbasetemp())
+    for folder, _, _ in os.walk(base):
+        for name in RUN_DIRS:
+            run_dir = run_dir_for(f"{folder}/{name}", os.getuid())
+            if not run_dir.startswith(base):
+                shutil.rmtree(run_dir, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

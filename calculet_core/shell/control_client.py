@@ -72,7 +72,8 @@ def call(
             message = f"no answer from the supervisor within {timeout_s:g} s"
             raise SupervisorUnreachable(message, "is it stopped or stuck? see its log") from None
         except (FileNotFoundError, ConnectionRefusedError):
-            raise SupervisorUnreachable(f"no supervisor listens at {path}", "start it with `calculet up` or systemctl") from None
+            hint = "start it with `calculet up` or systemctl; `calculet doctor` says what keeps it from starting"
+            raise SupervisorUnreachable(f"no supervisor listens at {path}", hint) from None
         except PermissionError:
             raise SupervisorUnreachable(f"{path}: permission denied", "run as the user that Calculet runs as") from None
         except OSError as error:

@@ -110,6 +110,10 @@ class Fleet:
         """flock of the fleet's one supervisor."""
         return self.state_dir / "supervisor.lock"
 
+    def router_lock(self, name: str) -> Path:
+        """flock of the router of that name: what its journal leaves open is its own affair while it lives."""
+        return self.state_dir / f"{name}.lock"
+
     def log(self, process: str) -> Path:
         """What a process says: `router`, `supervisor`, `worker-BOARD`. Under the keeper its stderr; under systemd a copy."""
         return self.log_dir / f"{process}.log"

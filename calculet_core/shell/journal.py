@@ -19,8 +19,10 @@ import msgspec
 from calculet_core.history import Event
 
 FLUSH_BYTES = 65_536
+FLUSH_EVENTS = 256
+"""About so many bytes."""
 log = logging.getLogger("calculet.journal")
-_encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class LineFile:
@@ -53,6 +55,10 @@ class LineFile:
             return
         data = b"\n".join(self._lines) + b"\n"
         count, self._lines, self._pending = len(self._lines), [], 0
+        self.write_data(data, count)
+
+    def write_data(self, data: bytes, count: int) -> None:
+        """Write `count` whole lines."""
         try:
             if self._size + len(data) > self._max_bytes:
                 self._rotate()
@@ -91,11 +97,12 @@ class LineFile:
 
 
 class Journal(LineFile):
-    """A process's events."""
+    """A process's events. They are encoded all together when they are written, so an appended event must not be changed."""
 
     def __init__(self, path: Path | None, max_bytes: int, keep: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         super().__init__(path, max_bytes, keep)
         self._now_ns = now_ns
+        self._events: list[Event] = []
 
     def write(self, event: str, **fields: Any) -> None:
         """Add an event now; `fields` are `Event`'s, anything else goes into its `data`."""
@@ -107,7 +114,30 @@ class Journal(LineFile):
     def append(self, event: Event) -> None:
         """Add a ready event."""
         if self.path is not None:
-            self.add(_encode(event))
+            self._events.append(event)
+            if len(self._events) >= FLUSH_EVENTS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        if self._events:
+            events, self._events = self._events, []
+            try:
+                data = _encode_lines(events)
+            except (TypeError, ValueError, OverflowError, RecursionError):  # a bug in one must not lose the others
+                events = [event for event in events if self._can_be_written(event)]
+                data = _encode_lines(events)
+            self.write_data(data, len(events))
+
+    def _can_be_written(self, event: Event) -> bool:
+        try:
+            _encode_lines([event])
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            self.lost += 1
+            LineFile.lost_by_process += 1
+            log.error("%s: %s cannot be written: %s", self.path, event.event, error)
+            return False
+        return True
 
 
 _FIELDS = ("request", "attempt", "board", "epoch", "generation", "job")

@@ -11,15 +11,24 @@ import os
 import sys
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import Protocol
 
 STAMP = "%(asctime)s.%(msecs)03d "
 COPY_BYTES = 4 << 20
 """A copy above it is put aside as NAME.1."""
 
 
-def set_up_logs(process: str, level: str = "INFO") -> None:
-    """Configure the root logger of a process; `CALCULET_LOG_LEVEL` overrides the level."""
-    handler = logging.StreamHandler(sys.stderr)
+class Stream(Protocol):
+    """Where log lines go."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+def set_up_logs(process: str, level: str = "INFO", stream: Stream | None = None) -> None:
+    """Configure the root logger of a process, on stderr or `stream`; `CALCULET_LOG_LEVEL` overrides the level."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_formatter(process, "" if _under_systemd() else STAMP))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import cache
 
 _FIRST_FD = 3
+KEPT = "CALCULET_LISTEN_FD"
 
 
 def sd_notify(state: str) -> bool:
@@ -13,17 +15,26 @@ def sd_notify(state: str) -> bool:
     path = os.environ.get("NOTIFY_SOCKET")
     if not path:
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        try:
-            sock.connect("\0" + path[1:] if path.startswith("@") else path)
-            sock.send(state.encode())
-        except OSError:
-            return False
+    try:
+        _socket().sendto(state.encode(), "\0" + path[1:] if path.startswith("@") else path)
+    except OSError:
+        return False
     return True
 
 
+@cache
+def _socket() -> socket.socket:
+    """Kept open: a process without descriptors still tells that it lives."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+
 def listen_fds() -> dict[str, list[int]]:
-    """Descriptors that the service manager passed, by name; made close-on-exec and forgotten from the environment."""
+    """Descriptors that the service manager passed, by name; made close-on-exec and forgotten from the environment. A keeper passes
+    the one that it holds by its number alone (`KEPT`): it does not know its child's process id before there is one."""
+    kept = os.environ.pop(KEPT, None)
+    if kept is not None:
+        os.set_inheritable(int(kept), False)
+        return {"http": [int(kept)]}
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return {}
     names = os.environ.get("LISTEN_FDNAMES", "").split(":")

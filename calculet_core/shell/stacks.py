@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,13 @@ def keep_stacks(path: Path, title: str) -> None:
     faulthandler.enable(file, all_threads=True)
     faulthandler.register(DUMP, file, all_threads=True, chain=False)
     _kept[:] = [file]
+
+
+def keep_stacks_if_possible(path: Path, title: str) -> None:
+    """`keep_stacks`, for a process that must start on a full disk, too; there the signal is ignored."""
+    ignore_dumps()
+    with suppress(OSError):
+        keep_stacks(path, title)
 
 
 def can_dump(pid: int) -> bool:

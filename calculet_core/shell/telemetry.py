@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from calculet_core.metrics import metrics_of
+from calculet_core.shell.doors import UnixServer, serve_unix
 from calculet_core.shell.journal import LineFile
 from calculet_core.shell.spans import SpanSender
 
@@ -101,7 +102,7 @@ class Collectors:
         return b"".join([generate_latest(self.registry), *(text() for text in self._texts)])
 
 
-async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.Server:
+async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> UnixServer:
     """Answer every connection on the socket with the exposition, then close; mode 0600."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,10 +114,7 @@ async def serve_metrics(path: Path, exposition: Callable[[], bytes]) -> asyncio.
         finally:
             writer.close()
 
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(answer, str(path))
-    path.chmod(0o600)
-    return server
+    return await serve_unix(path, answer)
 
 
 async def fetch_metrics(path: Path, timeout_s: float = 1.0) -> bytes:

@@ -7,6 +7,7 @@ import msgspec
 from calculet_perf.checks.base import Answer, Context, Result
 from calculet_perf.evidence import Evidence
 from calculet_perf.stability import HOUR_S, LeakOutcome, StageRun
+from calculet_perf.swapping import Driven
 
 
 def manifest(context: Context) -> Answer:
@@ -128,38 +129,60 @@ def no_lost_board(context: Context) -> Answer:
 
 
 def no_busy_wait(context: Context) -> Answer:
-    """By the CPU time of the boards' processes, while nothing runs and under load."""
+    """By the CPU time of the server's processes while nothing runs; of the boards' also under load. A process that tells no CPU
+    time is not judged, but no verdict comes without the boards'."""
     evidence, limits = context.stage_of, context.rules.busy_wait
     on_host = evidence.info.backend in limits.host_engines
     spins, unsure = [], []
     for use in evidence.cpu:
         if use.idle_share is not None and use.idle_share > limits.idle_share:
             spins.append(f"{use.board}: {use.idle_share:.0%} of a core while nothing runs, {limits.idle_share:.0%} are allowed")
-        if use.load_share is not None and use.load_share > limits.load_share and not on_host:
+        if use.load_share is not None and use.load_share > limits.load_share and use.role == "board" and not on_host:
             spins.append(f"{use.board}: {use.load_share:.0%} of a core under load, {limits.load_share:.0%} are allowed")
         if use.idle_s < limits.least_idle_s:
             unsure.append(f"{use.board}: {use.idle_s:.0f} s without load were seen, {limits.least_idle_s:g} are needed")
     if spins:
         return Result.FAIL, spins[0], spins + unsure
-    if unsure or not evidence.cpu:
+    if unsure or not any(use.role == "board" for use in evidence.cpu):
         return Result.INSUFFICIENT, unsure[0] if unsure else "no board's process told its CPU time", unsure
     most = max(use.idle_share or 0.0 for use in evidence.cpu)
     under = "; its engine computes on the host, so that its load says nothing" if on_host else ""
-    return Result.PASS, f"at most {most:.1%} of a core while nothing runs{under}", []
+    others = ", ".join(use.board for use in evidence.cpu if use.role == "other")
+    who = f" (boards, {others})" if others else " (boards; routers and supervisor told nothing)"
+    return Result.PASS, f"at most {most:.1%} of a core while nothing runs{who}{under}", []
 
 
 def model_swaps(context: Context) -> Answer:
-    """By the supervisor's journal over the stage."""
+    """By the cycles that the stage drove, where it drove any, else by the supervisor's journal alone. That no answer is of two
+    generations is the history's to tell, so that journals are wanted in either case."""
     evidence, goal = context.stage_of, context.rules.model_swaps
-    if evidence.swaps is None or evidence.broken_promises is None:
+    swaps, driven = evidence.swaps, evidence.driven
+    wrong = [*driven.failed, *driven.mixed, *_residue(driven, goal.residue_bytes)] if driven is not None else []
+    wrong += [f"never ended: {name}" for name in swaps.unfinished] if swaps is not None else []
+    if wrong:
+        return Result.FAIL, f"{len(wrong)} swaps were not as asked: {wrong[0]}", wrong
+    if swaps is None or evidence.broken_promises is None:
         return Result.INSUFFICIENT, "no journals of the fleet were given (`--journal`, of every process)", []
-    swaps = evidence.swaps
-    if swaps.unfinished:
-        return Result.FAIL, f"{len(swaps.unfinished)} swaps never ended: {swaps.unfinished[0]}", swaps.unfinished
-    found = f"{swaps.loads} loads and {swaps.rollbacks} rollbacks ended as asked"
-    if swaps.loads < goal.loads or swaps.rollbacks < goal.rollbacks:
+    loads, rollbacks = (driven.loads, driven.rollbacks) if driven is not None else (swaps.loads, swaps.rollbacks)
+    found = f"{loads} loads and {rollbacks} rollbacks ended as asked"
+    if loads < goal.loads or rollbacks < goal.rollbacks:
         return Result.INSUFFICIENT, f"{found}; {goal.loads} and {goal.rollbacks} are needed", []
+    if driven is None:
+        return Result.PASS, found, []
+    found += f", {driven.unloads} of them into emptied boards"
+    if driven.unloads < goal.unloads:
+        return Result.INSUFFICIENT, f"{found}; {goal.unloads} are needed", []
+    if not any(item.moments > 1 for item in driven.residue):
+        return Result.INSUFFICIENT, f"{found}; no board told its memory while it was empty", []
     return Result.PASS, found, []
+
+
+def _residue(driven: Driven, allowed: float) -> list[str]:
+    return [
+        f"{item.board}: {item.last_bytes:.0f} bytes of device memory while empty at the end, {item.first_bytes:.0f} at the begin"
+        for item in driven.residue
+        if item.last_bytes - item.first_bytes > allowed
+    ]
 
 
 def returned(context: Context) -> Answer:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
     from calculet_perf.chaos import Catalogue, Outcome, Scenario
     from calculet_perf.shell.chaos_run import Wishes
+    from calculet_perf.shell.tls import TlsSettings
 
 CATALOGUE = "chaos.yaml"
 CONFIG_FILE = click.Path(path_type=Path, dir_okay=False)
@@ -50,12 +51,15 @@ def list_command(catalogue: Path | None, as_json: bool) -> None:
 @click.option("--interval", type=click.FloatRange(min=0, min_open=True), help="`random`: mean seconds between faults.")
 @click.option("--model", help="The alias that is asked.  [default: the first one]")
 @click.option("--api-key", envvar="CALCULET_API_KEY", show_envvar=True, help="Where the fleet asks for one.")
+@click.option("--ca-file", type=CONFIG_FILE, help="HTTPS: authorities to believe, PEM.  [default: the fleet's own certificate]")
+@click.option("--server-name", help="HTTPS: the name in the certificate.  [default: its first one]")
 @catalogue_option
 @click.option("--out", type=CONFIG_FILE, help="File for the outcome as JSON.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON, schema calculet-perf-chaos/v1.")
 def run(
     scenario: str, config: Path, seed: int, requests: int, rate: float | None, duration: float | None, interval: float | None,
-    model: str | None, api_key: str | None, catalogue: Path | None, out: Path | None, as_json: bool,
+    model: str | None, api_key: str | None, ca_file: Path | None, server_name: str | None, catalogue: Path | None, out: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Run SCENARIO on the fleet that runs: ask it undisturbed, send a load, order faults, look at everything.
 
@@ -90,7 +94,8 @@ def run(
     if model is not None and model not in aliases:
         end(Exit.INVALID, f"there is no model {model!r}", f"models: {', '.join(aliases)}")
     wishes = Wishes(seed, requests, duration, interval)
-    outcome = uvloop.run(_run(chosen, wishes, fleet, model or aliases[0], api_key, quiet=as_json))
+    tls = _tls(fleet, ca_file, server_name)
+    outcome = uvloop.run(_run(chosen, wishes, fleet, model or aliases[0], api_key, tls, quiet=as_json))
     encoded = msgspec.json.format(msgspec.json.encode(outcome), indent=2)
     if out is not None:
         out.write_bytes(encoded + b"\n")
@@ -101,18 +106,35 @@ def run(
     raise SystemExit(_code(outcome))
 
 
-async def _run(scenario: Scenario, wishes: Wishes, fleet: Fleet, model: str, api_key: str | None, quiet: bool) -> Outcome:
+def _tls(fleet: Fleet, ca_file: Path | None, server_name: str | None) -> TlsSettings | None:
+    """How the fleet proves who it is; None: it speaks plain HTTP."""
+    from calculet_perf.shell.tls import TlsSettings, own_certificate
+
+    certificate = fleet.config.router.tls.certificate
+    if certificate is None:
+        return None
+    believed = None if ca_file is None else str(ca_file)
+    if believed is not None and server_name is not None:
+        return TlsSettings(ca_file=believed, server_name=server_name)
+    try:
+        own = own_certificate(str(fleet.resolve(certificate)))
+    except (OSError, ValueError) as error:
+        end(Exit.INVALID, f"{fleet.path}: $.router.tls.certificate: {error}", "--ca-file and --server-name say what to believe")
+    return TlsSettings(ca_file=believed or own.ca_file, server_name=server_name or own.server_name)
+
+
+async def _run(
+    scenario: Scenario, wishes: Wishes, fleet: Fleet, model: str, api_key: str | None, tls: TlsSettings | None, quiet: bool
+) -> Outcome:
     from calculet_perf.shell.chaos_fleet import ChaosFleet
     from calculet_perf.shell.chaos_load import ChaosLoad
     from calculet_perf.shell.chaos_run import CannotRun, ChaosRun
     from calculet_perf.shell.http import HttpClient, Target
 
-    if fleet.config.router.tls.certificate is not None:
-        end(Exit.INVALID, f"{fleet.path}: $.router.tls: the measuring client speaks HTTP only")
     host, _, port = fleet.config.router.listen.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "::1"}.get(host, host.strip("[]"))
     headers = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-    client = HttpClient(Target(host, int(port), headers=headers), timeout_s=180)
+    client = HttpClient(Target(host, int(port), headers=headers, tls=tls), timeout_s=180)
     load = ChaosLoad(client, model, scenario.load, wishes.seed)
 
     def say(line: str) -> None:
@@ -123,7 +145,8 @@ async def _run(scenario: Scenario, wishes: Wishes, fleet: Fleet, model: str, api
         return await ChaosRun(scenario, wishes, ChaosFleet(fleet, model), client, load, say).run()
     except CannotRun as error:
         refused = "does not allow chaos" in str(error)
-        end(Exit.INVALID if refused else Exit.INFRASTRUCTURE, str(error))
+        hint = "--api-key or CALCULET_API_KEY is the key that it is asked with" if ": 401: " in str(error) else None
+        end(Exit.INVALID if refused or hint else Exit.INFRASTRUCTURE, str(error), hint)
     finally:
         client.close()
 

@@ -34,9 +34,9 @@ def judging_options(command: F) -> F:
         click.option(
             "--journal",
             "journals",
-            type=FILE,
+            type=click.Path(path_type=Path, exists=True),
             multiple=True,
-            help="Journal of a process of the fleet, for resets; may be repeated.",
+            help="Journal of a process of the fleet, or the folder of all of them (LOG_DIR); may be repeated.",
         ),
         click.option(
             "--faults", type=FILE, multiple=True, help="faults.jsonl of `calculet-perf faults` on the same build; may be repeated."

@@ -15,8 +15,10 @@ SCHEMAS: dict[str, str] = {
     "run-manifest": "calculet_perf.manifest:Manifest", "matrix": "calculet_perf.workloads.matrix:Matrix",
     "claim": "calculet_perf.rules:Claim", "rules": "calculet_perf.rules:Rules",
     "requests": "calculet_perf.records:RequestRecord", "steps": "calculet_perf.records:StepRecord",
-    "device": "calculet_perf.records:DeviceRecord", "cases": "calculet_perf.runinfo:CaseRecord",
+    "device": "calculet_perf.records:DeviceRecord", "processes": "calculet_perf.records:ProcessRecord",
+    "cases": "calculet_perf.runinfo:CaseRecord",
     "run": "calculet_perf.runinfo:RunInfo", "faults": "calculet_perf.faults:Outcome", "stage": "calculet_perf.stability:StageRun",
+    "swaps": "calculet_perf.swapping:SwapCycle",
     "capacity": "calculet_perf.shell.capacity:Result", "report": "calculet_perf.report.model:Report",
 }  # fmt: skip
 """Name -> where the struct is; one is imported when its schema is asked for."""

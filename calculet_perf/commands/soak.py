@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from calculet_perf.commands.common import Exit, end
 from calculet_perf.commands.run import FILE, Inputs, client_of, prepare, read_inputs, resumed, until_stopped, verdict
@@ -16,10 +18,12 @@ from calculet_perf.runinfo import Shortened
 from calculet_perf.shell.loading import STAGE, read_stage
 from calculet_perf.shell.run_dir import INFO, MANIFEST, MATRIX, RunDirError, RunReader, RunWriter, drop_unfinished
 from calculet_perf.stability import StageRun
+from calculet_perf.swapping import CYCLES_ASKED, kind_of
 from calculet_perf.workloads.stages import LOADS
 
 if TYPE_CHECKING:
     from calculet_perf.shell.runner import Setup
+    from calculet_perf.shell.swap_fleet import SwapFleet
     from calculet_perf.workloads.cells import Cell
 
 RESUMED_IDLE_S = 10.0
@@ -44,6 +48,9 @@ def soak(
     resume: bool, dry_run: bool, idle_s: float | None, warmups: int | None, processes: int, quiet: bool,
 ) -> None:  # fmt: skip
     """Keep one load up for a stage's time. `calculet-perf report` then says whether the stage was passed: leaks, errors, faults.
+
+    Where the manifest says `fleet.swaps.allow: true`, the model is swapped meanwhile, on the fleet of `fleet.config`: M4 is judged
+    from that.
 
     Exit codes: 0 measured, 1 golden failed or resources did not come back, 2 usage or manifest wrong, 3 the measurement is invalid.
     """
@@ -87,14 +94,22 @@ async def _main(inputs: Inputs, cut: Cut, how: Session, stage: StageRun) -> int:
     seconds, folder = stage.planned_s or stage.asked_s, how.folder
     with Screen(quiet=how.quiet) as screen:
         client = client_of(inputs)
-        setup = await prepare(client, inputs, cut, need_cells=False)
+        swaps = await _swaps_before(inputs, how)
+        setup = await prepare(client, _any_generation(inputs) if swaps else inputs, cut, need_cells=False)
         cuts = [short for short in setup.plan.shortened if not short.what.startswith("samples of")]
         if seconds < stage.asked_s:
             cuts.append(Shortened(what=f"stage {stage.stage}", asked=stage.asked_s, done=seconds, unit="s", clause="13"))
+        if swaps is not None:
+            await _look(swaps, setup.facts.generations)
+            if swaps.part.cycles < CYCLES_ASKED:
+                cut_cycles = Shortened(
+                    what="load/unload cycles", asked=CYCLES_ASKED, done=swaps.part.cycles, unit="cycles", clause="scheduling §19 M4"
+                )
+                cuts.append(cut_cycles)
         # The matrix's cells are not run here, so that nothing of theirs is cut or not applicable.
         setup.plan = replace(setup.plan, items=[], not_applicable=[], shortened=cuts)
         if how.dry_run:
-            click.echo("\n".join(_plan(setup, stage, how.target_qps)))
+            click.echo("\n".join([*_plan(setup, stage, how.target_qps), *_swap_lines(swaps, seconds)]))
             return Exit.PASS
         writer = RunWriter(folder, resume=how.resume)
         segments, last_ns = 0, None
@@ -111,9 +126,12 @@ async def _main(inputs: Inputs, cut: Cut, how: Session, stage: StageRun) -> int:
         screen.say(f"{folder}: stage {stage.stage} for {span(seconds)}{left} against {client.target.name}")
         async with Shards(client.target, setup.sender.path, inputs.manifest.timeout_s, how.processes) as shards:
             runner = SoakRunner(setup, info, writer, client, shards, screen)
-            runner.begin(stage, how.target_qps, segments, last_ns)
+            cycles = sum(not cycle.interrupted and cycle.kind != "home" for cycle in RunReader(folder).swaps()) if swaps else 0
+            runner.begin(stage, how.target_qps, segments, last_ns, swaps, cycles)
             await until_stopped(runner)
         client.close()
+        if swaps is not None and info.status == "interrupted" and not await swaps.at_home():
+            screen.say(f"the fleet does not serve what it did at the begin ({swaps.home.package}); --resume loads that first")
     return verdict(info, folder, "soak")
 
 
@@ -132,6 +150,62 @@ def _so_far(folder: Path, stage: StageRun) -> tuple[StageRun, int, int | None]:
         was = f"{left.stage} for {left.planned_s or left.asked_s:g} s"
         raise RunDirError(f"{folder} holds a stage {was}: give the options that it was started with")
     return left, max((case.round for case in cases), default=-1) + 1, max((case.end_ns for case in cases), default=None)
+
+
+async def _swaps_before(inputs: Inputs, how: Session) -> SwapFleet | None:
+    """The driver of the manifest's swaps, with the fleet brought back to where an interrupted session found it; None: no swaps.
+
+    Ends with 3 when the fleet cannot be asked.
+
+    Raises:
+        ManifestError: the section is wrong, or the fleet could not be brought back.
+    """
+    from calculet_perf.shell.swap_fleet import FleetUnreachable, Loaded, SwapFleet
+
+    part = inputs.manifest.fleet
+    if part is None or part.swaps is None or not part.swaps.allow:
+        return None
+    manifest = inputs.manifest
+    fleet = SwapFleet.open(inputs.folder / part.config, manifest.model.alias, part.swaps, inputs.folder, manifest.run_id)
+    first = None
+    if how.resume and not how.dry_run and (how.folder / INFO).exists():
+        first = next((cycle for cycle in RunReader(how.folder).swaps() if cycle.from_digest and cycle.from_package), None)
+    if first is not None and first.from_digest is not None and first.from_package is not None:
+        try:
+            await fleet.go_home(Loaded(first.from_digest, first.from_package))
+        except FleetUnreachable as error:
+            end(Exit.INFRASTRUCTURE, str(error))
+    return fleet
+
+
+async def _look(swaps: SwapFleet, generations: dict[str, int]) -> None:
+    from calculet_perf.shell.swap_fleet import FleetUnreachable
+
+    try:
+        await swaps.look(generations)
+    except FleetUnreachable as error:
+        end(Exit.INFRASTRUCTURE, str(error))
+
+
+def _any_generation(inputs: Inputs) -> Inputs:
+    """Generations are what swaps change: the manifest's number is that of the begin, and binds nobody afterwards."""
+    manifest = inputs.manifest
+    model = msgspec.structs.replace(manifest.model, generation=None)
+    return replace(inputs, manifest=msgspec.structs.replace(manifest, model=model))
+
+
+def _swap_lines(swaps: SwapFleet | None, seconds: float) -> list[str]:
+    if swaps is None:
+        return []
+    part, kinds = swaps.part, Counter[str]()
+    for number in range(part.cycles):
+        kinds[kind_of(number, part, to_home=number % 2 == 1)] += 1
+    each = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    where = "all in pauses of the load" if part.allow_downtime else "unloads in pauses of the load, the others under it"
+    return [
+        f"swaps on {', '.join(swaps.boards)}: {part.cycles} cycles, one each {seconds / part.cycles:.0f} s ({each}), {where}",
+        f"  {swaps.home.package}  <->  {swaps.other.package}",
+    ]
 
 
 def _plan(setup: Setup, stage: StageRun, target_qps: float | None) -> list[str]:

@@ -10,6 +10,7 @@ from calculet_perf.report import figures
 from calculet_perf.report.drawing import number
 from calculet_perf.report.layout import MOST_LINES, Section, Table, more, span
 from calculet_perf.report.model import RunReport
+from calculet_perf.swapping import Driven
 
 
 def counterexamples(run: RunReport) -> Iterator[Section]:
@@ -169,10 +170,15 @@ def _stability(run: RunReport) -> Section:
             )
             for use in run.cpu
         ]  # fmt: skip
-        columns = ("board", "CPU, idle", "seen, s", "CPU, under load", "seen, s", "device busy, under load")
+        columns = ("process", "CPU, idle", "seen, s", "CPU, under load", "seen, s", "device busy, under load")
         tables.append(Table(columns, cores, frozenset({1, 2, 3, 4, 5})))
     swaps = run.swaps
-    lines = [f"model swaps: {swaps.loads} loads, {swaps.rollbacks} rollbacks, {swaps.refused} refused"] if swaps else []
+    lines = []
+    if swaps is not None:
+        lines.append(
+            f"model swaps by the journal: {swaps.loads} loads, {swaps.rollbacks} rollbacks, {swaps.refused} refused"
+        )
+    lines += _driven(run.driven)
     return Section(
         "stability",
         "Resources and temperature",
@@ -181,6 +187,26 @@ def _stability(run: RunReport) -> Section:
         [picture for picture in [heat, *pictures] if picture],
         lines,
     )
+
+
+def _driven(driven: Driven | None) -> list[str]:
+    """What the stage's own load/unload cycles showed, those that failed last and whole."""
+    if driven is None:
+        return []
+    lines = [
+        (
+            f"load/unload cycles that this stage drove: {driven.loads} loads, {driven.unloads} of them into emptied boards, "
+            f"{driven.rollbacks} rollbacks; {driven.under_load} of all under load; {len(driven.failed)} failed, "
+            f"{driven.interrupted} interrupted"
+        )
+    ]
+    if driven.median_s is not None and driven.slowest_s is not None:
+        lines.append(f"a cycle took {driven.median_s:.1f} s in the median, {driven.slowest_s:.1f} s at most")
+    lines += [
+        f"{item.board} while empty: {item.first_bytes / 2**20:.1f} MiB of device memory, {item.last_bytes / 2**20:.1f} MiB at last"
+        for item in driven.residue
+    ]
+    return [*lines, *driven.failed, *driven.mixed]
 
 
 def _share(value: float | None) -> str:

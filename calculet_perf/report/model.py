@@ -23,6 +23,7 @@ from calculet_perf.stability import Finding
 from calculet_perf.statistics.bootstrap import block_interval
 from calculet_perf.statistics.series import block_length
 from calculet_perf.statistics.summary import Summary, summarise
+from calculet_perf.swapping import Driven
 from calculet_perf.verdict import Verdict
 
 CURVE_METRIC = "tpot"
@@ -114,9 +115,11 @@ class RunReport(msgspec.Struct, kw_only=True):
     faults: list[FaultRun] | None
     leaks: list[Finding]
     cpu: list[CpuUse]
-    """Of the boards' processes, idle and under load."""
+    """Of the boards' processes, the routers and the supervisor, idle and under load."""
     swaps: Swaps | None
     """Model swaps by the supervisor's journal; null: no journals were given."""
+    driven: Driven | None
+    """Load/unload cycles that the stage drove itself; null: it drove none."""
     notes: list[str]
     """What the run noted that no rule judges, as an idle phase that was not steady (acceptance §8.2)."""
     disagreements: list[Disagreement]
@@ -214,6 +217,7 @@ def run_report(evidence: Evidence, seed: int) -> RunReport:
         leaks=evidence.leaks,
         cpu=evidence.cpu,
         swaps=evidence.swaps,
+        driven=evidence.driven,
         notes=info.notes,
         disagreements=evidence.disagreements,
         compared_answers=evidence.compared_answers,

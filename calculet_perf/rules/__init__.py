@@ -77,6 +77,10 @@ class SwapGoal(_Section, frozen=True, kw_only=True):
 
     loads: int
     rollbacks: int
+    unloads: int
+    """Of the loads of a stage that drives them itself: so many into boards that were emptied first."""
+    residue_bytes: float
+    """So much more device memory may an empty board use at the stage's end than at its begin."""
 
 
 class Rules(_Section, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from calculet_perf.exposition import boards_of, device_record, injector_armed, samples_of, throttled
-from calculet_perf.records import DeviceRecord
+from calculet_perf.exposition import boards_of, device_record, injector_armed, processes_of, samples_of, throttled
+from calculet_perf.records import DeviceRecord, ProcessRecord
 from calculet_perf.shell.http import AskError, HttpClient
 
 METRICS = "/metrics"
@@ -17,12 +17,17 @@ KEPT = 4096
 
 
 class Boards:
-    """`device.jsonl` while a run goes. `phase` is what the run is doing; None from `sample` when the server tells nothing."""
+    """`device.jsonl` and `processes.jsonl` while a run goes. `phase` is what the run is doing; None from
+    `sample` when the server tells nothing."""
 
-    def __init__(self, client: HttpClient, run_id: str, write: Callable[[DeviceRecord], None], every_s: float = 1.0) -> None:
+    def __init__(
+        self, client: HttpClient, run_id: str, write: Callable[[DeviceRecord | ProcessRecord], None], every_s: float = 1.0
+    ) -> None:
         self._client, self._run_id, self._write, self._every_s = client, run_id, write, every_s
         self._task: asyncio.Task[None] | None = None
         self.phase = "idle"
+        self.swapping = False
+        """A model is being swapped: what boards use meanwhile is neither rest nor load."""
         self.told = False
         """The server has told of at least one board."""
         self.armed: bool | None = None
@@ -43,15 +48,18 @@ class Boards:
         samples = samples_of(answer.body.decode("utf-8", "replace"))
         if (armed := injector_armed(samples)) is not None:
             self.armed = bool(self.armed) or armed
+        phase = "swap" if self.swapping else self.phase
         records = [
             device_record(
                 board, of_board, run_id=self._run_id, utc=utc, monotonic_ns=asked_ns, sample_ms=answer.round_trip_ns / 1e6,
-                phase=self.phase,
+                phase=phase,
             )
             for board, of_board in sorted(boards_of(samples).items())
         ]  # fmt: skip
         for record in records:
             self._write(record)
+        for process in processes_of(samples, run_id=self._run_id, utc=utc, monotonic_ns=asked_ns, phase=phase):
+            self._write(process)
         self.recent.extend(records)
         self.told = self.told or bool(records)
         return records

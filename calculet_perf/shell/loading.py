@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from calculet_core.artifact import sha256_hex
+from calculet_core.history import Event
 from calculet_core.shell.files import read_bounded
 from calculet_core.shell.journal import read_journal
 from calculet_perf.evidence import Evidence, gather
@@ -20,6 +21,7 @@ from calculet_perf.recovery import history
 from calculet_perf.rules import RULES_FILE, Claim, Rules, RulesError, check_claim, parse_claim, parse_rules
 from calculet_perf.shell.run_dir import FAULTS, MANIFEST, MATRIX, RunReader, read_lines
 from calculet_perf.stability import StageRun
+from calculet_perf.swapping import driven
 
 STAGE = "stage.json"
 
@@ -68,7 +70,7 @@ def load_evidence(
     """
     reader = RunReader(folder)
     manifest, problems = _manifest(reader)
-    events = sorted((event for path in journals for event in read_journal(path)), key=lambda event: event.t)
+    events = _journals(journals)
     told = history(events, _wall(reader.info.started_utc), _wall(reader.info.ended_utc)) if journals else None
     return gather(
         reader.info,
@@ -86,8 +88,30 @@ def load_evidence(
         broken_promises=told.broken if told else None,
         configuration_errors=problems,
         swaps=told.swaps if told else None,
+        driven=driven(reader.swaps()),
+        processes=reader.processes(),
         own_rules=rules_sha256 != sha256_hex(shipped_rules()),
     )
+
+
+def _journals(paths: Sequence[Path]) -> list[Event]:
+    """Events of all journals by time; a folder stands for the journals in it.
+
+    Raises:
+        RecordError: one is no journal: a history without events would break no promise.
+    """
+    files = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+    if paths and not files:
+        raise RecordError(f"{paths[0]}: no journal (*.jsonl) is in it")
+    events: list[Event] = []
+    for file in files:
+        found = read_journal(file)
+        if not found and file.stat().st_size > 0:
+            raise RecordError(f"{file}: holds no event: it is not the journal of a process of the fleet")
+        events += found
+    if files and not events:
+        raise RecordError(f"{files[0]}: no event is in the journals that were given")
+    return sorted(events, key=lambda event: event.t)
 
 
 def _wall(utc: str | None) -> float | None:

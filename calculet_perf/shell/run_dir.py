@@ -4,9 +4,10 @@
 manifest.yaml  matrix.yaml   what was asked, byte for byte
 run.json                     how far it came (calculet_perf.runinfo)
 cases.jsonl                  one line per executed cell and round
-requests.jsonl  steps.jsonl  device.jsonl   (calculet_perf.records)
+requests.jsonl  steps.jsonl  device.jsonl  processes.jsonl   (calculet_perf.records)
 golden.jsonl                 the golden requests, same record
 faults.jsonl                 planned and fired faults
+swaps.jsonl                  loads, ways back and unloads that a stage drove (calculet_perf.swapping)
 ```
 
 Lines are appended whole and flushed at every cell's end. A reader holds one line at a time and refuses half a line by file and line
@@ -24,13 +25,14 @@ import msgspec
 
 from calculet_core.shell.files import FileLock, LockHeld, read_bounded, sync_folder, write_atomic
 from calculet_perf.manifest import Manifest, parse_manifest
-from calculet_perf.records import DeviceRecord, RecordError, RequestRecord, StepRecord, decoder, from_line, to_line
+from calculet_perf.records import DeviceRecord, ProcessRecord, RecordError, RequestRecord, StepRecord, decoder, from_line, to_line
 from calculet_perf.runinfo import CaseRecord, RunInfo
+from calculet_perf.swapping import SwapCycle
 
 T = TypeVar("T", bound=msgspec.Struct)
 MAX_LINE = 1 << 20
-REQUESTS, STEPS, DEVICE, CASES, GOLDEN, FAULTS = (
-    f"{stem}.jsonl" for stem in ("requests", "steps", "device", "cases", "golden", "faults")
+REQUESTS, STEPS, DEVICE, PROCESSES, CASES, GOLDEN, FAULTS, SWAPS = (
+    f"{stem}.jsonl" for stem in ("requests", "steps", "device", "processes", "cases", "golden", "faults", "swaps")
 )
 INFO, MANIFEST, MATRIX = "run.json", "manifest.yaml", "matrix.yaml"
 
@@ -100,9 +102,17 @@ class RunReader:
         """Device samples by time."""
         return read_lines(self.folder / DEVICE, DeviceRecord)
 
+    def processes(self) -> Iterator[ProcessRecord]:
+        """Samples of routers and supervisor by time."""
+        return read_lines(self.folder / PROCESSES, ProcessRecord)
+
     def cases(self) -> Iterator[CaseRecord]:
         """Executed cells by time."""
         return read_lines(self.folder / CASES, CaseRecord)
+
+    def swaps(self) -> Iterator[SwapCycle]:
+        """Driven cycles by time."""
+        return read_lines(self.folder / SWAPS, SwapCycle)
 
 
 class RunWriter:
@@ -124,7 +134,7 @@ class RunWriter:
             raise RunDirError(f"{folder} already holds a run: name another folder, or go on with --resume")
         self._files: dict[str, BinaryIO] = {}
         if resume:
-            for name in (REQUESTS, STEPS, DEVICE, CASES, GOLDEN):
+            for name in (REQUESTS, STEPS, DEVICE, PROCESSES, CASES, GOLDEN, SWAPS):
                 cut_half_line(folder / name)
 
     def put(self, name: str, data: bytes) -> None:

@@ -18,12 +18,12 @@ from calculet_perf.exposition import fill_ratio
 from calculet_perf.golden import golden_requests, judge
 from calculet_perf.manifest import Manifest, ManifestError
 from calculet_perf.plan import Item, Plan, warm_shapes
-from calculet_perf.records import DeviceRecord, RequestRecord
+from calculet_perf.records import DeviceRecord, ProcessRecord, RequestRecord
 from calculet_perf.runinfo import EXCLUSIONS, GoldenOutcome, Invalid, InvalidCode, Phase, RunInfo
 from calculet_perf.shell.boards import Boards
 from calculet_perf.shell.http import HttpClient
 from calculet_perf.shell.probe import alive
-from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, REQUESTS, STEPS, RunWriter
+from calculet_perf.shell.run_dir import CASES, DEVICE, GOLDEN, PROCESSES, REQUESTS, STEPS, RunWriter
 from calculet_perf.shell.screen import Screen
 from calculet_perf.shell.shards import Applied, ShardError, Shards
 from calculet_perf.shell.traces import StepTraces
@@ -34,6 +34,7 @@ from calculet_perf.workloads.matrix import Matrix
 from calculet_perf.workloads.requests import Planned, Sender, requests_of
 
 ARRIVALS = {"single": "closed", "closed": "closed", "poisson": "scheduled", "burst": "groups"}
+FILES: dict[type, str] = {DeviceRecord: DEVICE, ProcessRecord: PROCESSES}
 RETURN_WAIT_S = 30.0
 BURST_GAP_S = 0.2
 TRIES = 3
@@ -76,7 +77,7 @@ class Runner:
             setup.manifest, setup.facts, exact_prompts=setup.sender.sends_ids
         )
         self._boards = Boards(
-            client, setup.manifest.run_id, lambda record: writer.append(DEVICE, record), setup.matrix.device_sample_s
+            client, setup.manifest.run_id, lambda record: writer.append(FILES[type(record)], record), setup.matrix.device_sample_s
         )
         self._warmed: set[tuple[int, int]] = set()
         self._baseline: list[DeviceRecord] = []

@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+from cryptography import x509
 
 from calculet_perf.client.outcomes import TlsFailed
 
@@ -36,10 +39,29 @@ def context_of(settings: TlsSettings) -> ssl.SSLContext:
         OSError: the file of authorities cannot be read, or holds no certificate (then an `ssl.SSLError`).
     """
     context = ssl.create_default_context(cafile=settings.ca_file)
+    if settings.ca_file is not None:
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whatever it holds is believed, a server's own certificate too
     context.set_alpn_protocols(["http/1.1"])
     if not settings.verify:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
+
+
+def own_certificate(path: str) -> TlsSettings:
+    """For a server on this host whose certificate's file is at hand: that certificate is believed, by the first name that it has.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no certificate.
+    """
+    certificate = x509.load_pem_x509_certificates(Path(path).read_bytes())[0]
+    names: list[str] = []
+    with suppress(x509.ExtensionNotFound):
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = [*found.get_values_for_type(x509.DNSName), *map(str, found.get_values_for_type(x509.IPAddress))]
+    if not names:
+        raise ValueError("the certificate has no name (subjectAltName)")
+    return TlsSettings(ca_file=path, server_name=names[0].replace("*", "any", 1))
 
 
 class TlsSession:

@@ -35,15 +35,17 @@ from calculet_core.history import Event
 from calculet_core.shell.chaos import Carrier
 from calculet_core.shell.curve import read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
-from calculet_core.shell.files import read_bounded
+from calculet_core.shell.files import FileLock, LockHeld, read_bounded
 from calculet_core.shell.fleet import Fleet, load_fleet, make_folders, standing_of
 from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.limits import open_limits
 from calculet_core.shell.link import Frames, connect_dealer
+from calculet_core.shell.listening import bind, listens_at
 from calculet_core.shell.logs import keep_copy, set_level
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
+from calculet_core.shell.stacks import keep_stacks_if_possible
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
 from calculet_router import actions, events
 from calculet_router.aliases import Aliases
@@ -53,9 +55,9 @@ from calculet_router.lookups import Lookups
 from calculet_router.shell.dashboard import SECOND_S, Dashboard
 from calculet_router.shell.endpoints import Endpoints
 from calculet_router.shell.exchange import Exchange
-from calculet_router.shell.http_server import HttpServer, bind
+from calculet_router.shell.http_server import HttpServer
 from calculet_router.shell.keys import LOOK_S, KeyWatch
-from calculet_router.shell.recovering import done_of, orphans_of, record_of
+from calculet_router.shell.recovering import RECOVERY_GRACE_S, done_of, orphans_of, record_of
 from calculet_router.shell.spans import open_spans
 from calculet_router.shell.telemetry import FIRST, OTHER, RouterTelemetry
 from calculet_router.shell.tls import LOOK_S as TLS_LOOK_S
@@ -66,6 +68,9 @@ from calculet_router.tenants import Tenants
 
 REPORT_S = 1.0
 KNOCK_S = 0.05
+NAME_TRIES = 20
+ADMIN_AGAIN_S = 1.0
+"""Between two tries to take the dashboard's address."""
 SPARE_FILES = 512
 """Descriptors beside those of connections."""
 TICK_S = 0.1
@@ -78,8 +83,6 @@ GLANCE_S = 0.01
 MAX_VIEW_BYTES = 16 << 20
 NAME = re.compile(r"router(-[A-Za-z0-9][A-Za-z0-9._-]{0,23})?")
 """The prefix tells its files from those of other processes."""
-RECOVERY_GRACE_S = 2.0
-"""Beyond the lease of a killed router, before its requests are looked for in journals and no longer count as active."""
 OF_LOOKUPS = (events.LookupAsked, events.LookupAnswered)
 OF_BOTH = (events.WorkerEnded, events.TimePassed, events.Overslept)
 STALL_NS = 1 * S
@@ -94,6 +97,7 @@ class RouterApp:
         config = fleet.config.router
         self.fleet, self.config, self.name = fleet, config, name
         self._supervised = self._report_due = False
+        self._began_s = time.time()
         self.incarnation = secrets.randbits(32) or 1
         limited = [tenant.name for tenant in fleet.config.tenants if tenant.max_active or tenant.requests_per_s]
         grace_ns = 3 * config.lease_interval_ms * MS + int(RECOVERY_GRACE_S * S)
@@ -102,6 +106,7 @@ class RouterApp:
         self._keys = KeyWatch(fleet.keys, tenants.take_keys)
         self._tls = open_tls(fleet, config.tls)
         self._scheme = "http" if self._tls is None else "https"
+        self._at = f"{self._scheme}://{config.listen}"
         self.dispatcher = Dispatcher(self.incarnation, config, Roster(), Aliases(admissions), tenants)
         self.lookups = Lookups(config, self.dispatcher.roster, self.dispatcher.aliases, tenants)
         self.telemetry = RouterTelemetry(config, name)
@@ -183,7 +188,9 @@ class RouterApp:
         log.info("listening at=%s router=%08x", self._url(sockets), self.incarnation)
         self._listening = True
         self._report()
-        await self._open_dashboard()
+        opening = self._loop.create_task(self._open_dashboard())
+        self._tasks.add(opening)
+        opening.add_done_callback(self._tasks.discard)
         sd_notify("READY=1")
         tune_gc()
         try:
@@ -201,11 +208,9 @@ class RouterApp:
             found = [socket.socket(fileno=fd) for fd in inherited]
             for sock in found:
                 sock.setblocking(False)
-            if self._url(found) != f"{self._scheme}://{self.config.listen}":
-                log.warning(
-                    "systemd listens at %s, router.listen says %s: run `calculet install` again and restart its socket unit",
-                    self._url(found), self.config.listen,
-                )  # fmt: skip
+            if not listens_at(found[0], self.config.listen):
+                self._at = self._url(found)
+                log.warning("the socket that was passed listens at %s, router.listen says %s", self._url(found), self.config.listen)
             return found
         try:
             return [bind(self.config.listen)]
@@ -214,13 +219,22 @@ class RouterApp:
             raise ConfigError(f"{self.fleet.path}: $.router.listen: {self.config.listen} {why}") from None
 
     async def _open_dashboard(self) -> None:
-        """On an address of its own; one that is taken (by another router of the fleet, say) is no reason not to serve."""
-        if self.config.admin_listen is None:
+        """On an address of its own; one that is taken is no reason not to serve: another router of the fleet may have it, whose
+        place is taken when it has ended."""
+        said = False
+        while self.config.admin_listen is not None:
+            try:
+                sock = bind(self.config.admin_listen)
+                break
+            except OSError as error:
+                if not said:
+                    log.warning("no dashboard yet: %s: %s (router.admin_listen)", self.config.admin_listen, error.strerror)
+                said = True
+                await asyncio.sleep(ADMIN_AGAIN_S)
+        else:
             return
-        try:
-            sock = bind(self.config.admin_listen)
-        except OSError as error:
-            log.warning("no dashboard here: %s: %s (router.admin_listen)", self.config.admin_listen, error.strerror)
+        if self._stop.is_set():
+            sock.close()
             return
         self._dashboard = Dashboard(self)
         await self._dashboard.listen(sock)
@@ -261,6 +275,7 @@ class RouterApp:
     async def _drain(self) -> None:
         """Streams may finish, and open connections may bring what was on its way; what is left at the end is cancelled and told."""
         self.draining = True
+        self._report()
         sd_notify("STOPPING=1")
         log.info("draining calls=%d", self.dispatcher.calls)
         self._server.stop_listening()
@@ -279,6 +294,8 @@ class RouterApp:
 
     def _close(self) -> None:
         self._server.abort()
+        for task in self._tasks:
+            task.cancel()
         if self._dashboard is not None:
             self._dashboard.close()
         for link in self._links.values():
@@ -411,6 +428,9 @@ class RouterApp:
             self._report()
         elif isinstance(message, wire.TakeConfiguration):
             self._reload(message.live)
+        elif isinstance(message, wire.RetireRouter):
+            log.info("told to end and be started again")
+            self._stop.set()
         elif isinstance(message, wire.Disturb) and self._chaos is not None:
             self._chaos.take(message)
         else:
@@ -458,10 +478,11 @@ class RouterApp:
         telemetry, roster = self.telemetry, self.dispatcher.roster
         self._told_changes = roster.changes
         report = wire.RouterReport(
-            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), f"{self._scheme}://{self.config.listen}",
+            self.incarnation, os.getpid(), wire.PROTOCOL, max(0, roster.version), self._at,
             self.dispatcher.inflight, telemetry.requests, telemetry.failed, telemetry.resent, rss_bytes(), roster.links(),
             self.dispatcher.tally.reports(), self.dispatcher.parking.waits(), self._holding.start, self._holding.live,
-            self._holding.error, roster.reached() if self._listening else None,
+            self._holding.error, roster.reached() if self._listening and not self.draining else None, self.name, self._began_s,
+            self.draining,
         )  # fmt: skip
         self._supervisor.send(wire.encode(report))
 
@@ -566,4 +587,22 @@ async def serve(config: Path, name: str = FIRST) -> int:
     make_folders(fleet)
     set_level(fleet.config.log.level)
     keep_copy(name, fleet.log(name))
-    return await RouterApp(fleet, admissions, name).run()
+    keep_stacks_if_possible(fleet.stacks(name), f"{name} pid {os.getpid()}")
+    lock = await _own_name(fleet, name)
+    try:
+        return await RouterApp(fleet, admissions, name).run()
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+async def _own_name(fleet: Fleet, name: str) -> FileLock | None:
+    """The name's lock; None when another router has it. Who looks whether this one lives has it for an instant, too."""
+    for _ in range(NAME_TRIES):
+        try:
+            return FileLock(fleet.router_lock(name))
+        except LockHeld as error:
+            held = error
+            await asyncio.sleep(KNOCK_S)
+    log.warning("another router of this fleet is called %s, and both write its journal: %s", name, held)
+    return None

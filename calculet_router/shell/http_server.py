@@ -182,23 +182,3 @@ def tune(sock: socket.socket, config: RouterConfig) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_s)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, idle_s // KEEPALIVE_PROBES))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-
-
-def bind(listen: str) -> socket.socket:
-    """A bound, not yet listening socket for HOST:PORT.
-
-    Raises:
-        OSError: the address is in use, or is not one of this host.
-    """
-    host, _, port = listen.rpartition(":")
-    host = host.strip("[]")
-    family: Any = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, int(port)))
-    except BaseException:
-        sock.close()
-        raise
-    sock.setblocking(False)
-    return sock

@@ -1,7 +1,7 @@
 """The router's counters.
 
 A Prometheus child costs microseconds to touch, so a request only adds to plain numbers here. `settle` carries sums over before a
-scrape; times are counted into buckets of our own, which a scrape reads.
+scrape.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import accumulate
 
 from msgspec.structs import fields
 
 from calculet_core.clock import S
 from calculet_core.config import RouterConfig
 from calculet_core.errors import CalculetError
-from calculet_core.metrics import CONCURRENCY_CLASSES, OUTPUT_CLASSES, PROMPT_CLASSES, REQUEST_CLASSES, metrics_of
+from calculet_core.metrics import CONCURRENCY_CLASSES, OUTPUT_CLASSES, PROMPT_CLASSES
+from calculet_core.shell.sums import Histogram
 from calculet_core.shell.telemetry import Collectors
 from calculet_router import actions
 
@@ -40,9 +40,9 @@ class RouterTelemetry:
         self._tenants: dict[tuple[str, str], list[int]] = {}
         """(tenant, outcome) -> requests, prompt tokens, generated tokens."""
         self._others: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
-        self._first = Times("calculet_router_ttft_seconds", self.collectors, constant)
-        self._between = Times("calculet_router_tpot_seconds", self.collectors, constant)
-        self._whole = Times("calculet_router_e2e_seconds", self.collectors, constant)
+        self._first = Histogram("router", "calculet_router_ttft_seconds", self.collectors, constant)
+        self._between = Histogram("router", "calculet_router_tpot_seconds", self.collectors, constant)
+        self._whole = Histogram("router", "calculet_router_e2e_seconds", self.collectors, constant)
         self.take_limits(config)
 
     def take_limits(self, config: RouterConfig) -> None:
@@ -124,68 +124,9 @@ class RouterTelemetry:
             kept.clear()
 
 
-Classes = tuple[str, str, str, str]
-"""Values of `REQUEST_CLASSES`."""
-
-
 def _classifier(classes: Mapping[int | None, str]) -> Callable[[int], str]:
     bounds, labels = [bound for bound in classes if bound is not None], list(classes.values())
     return lambda value: labels[bisect_left(bounds, value)]
 
 
 _prompt, _output, _concurrency = map(_classifier, (PROMPT_CLASSES, OUTPUT_CLASSES, CONCURRENCY_CLASSES))
-
-
-class Times:
-    """A histogram of the catalogue with the labels `REQUEST_CLASSES`, cheap to observe and to tell; it replaces the registry's own.
-
-    A scrape is on the loop that serves: lines are made once for each set of classes, and a scrape only puts numbers behind them.
-    """
-
-    def __init__(self, name: str, collectors: Collectors, constant: Mapping[str, str]) -> None:
-        metric = metrics_of("router")[name]
-        self._name, self._bounds, self._constant = name, metric.buckets, constant
-        self._head = f"# HELP {name} {metric.help}\n# TYPE {name} histogram\n".encode()
-        self._counts: dict[Classes, list[int]] = {}
-        self._sums: dict[Classes, float] = {}
-        self._lines: dict[Classes, bytes] = {}
-        collectors.replace(name, self.text)
-
-    def observe(self, classes: Classes, seconds: float) -> None:
-        """One more."""
-        counts = self._counts.get(classes)
-        if counts is None:
-            counts = self._counts[classes] = [0] * (len(self._bounds) + 1)
-            self._sums[classes] = 0.0
-            self._lines[classes] = self._template(classes)
-        counts[bisect_left(self._bounds, seconds)] += 1
-        self._sums[classes] += seconds
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Upper bounds of all buckets but the last, which has none."""
-        return self._bounds
-
-    def sums(self) -> tuple[int, ...]:
-        """All classes together."""
-        return tuple(map(sum, zip(*self._counts.values(), strict=True))) or (0,) * (len(self._bounds) + 1)
-
-    def text(self) -> bytes:
-        """As a scrape shows it."""
-        parts = [self._head]
-        for classes, counts in self._counts.items():
-            running = tuple(accumulate(counts))
-            parts.append(self._lines[classes] % (*running, running[-1], repr(self._sums[classes]).encode()))
-        return b"".join(parts)
-
-    def _template(self, classes: Classes) -> bytes:
-        """The lines of one set of classes, with places for its numbers. Aliases and names need no quoting."""
-
-        def line(suffix: str, **more: str) -> str:
-            labels = {**dict(zip(REQUEST_CLASSES, classes, strict=True)), **self._constant, **more}
-            inner = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items())).replace("%", "%%")
-            return f"{self._name}{suffix}{{{inner}}} "
-
-        bounds = [*(repr(float(bound)) for bound in self._bounds), "+Inf"]
-        lines = [line("_bucket", le=bound) + "%d.0\n" for bound in bounds]
-        return "".join([*lines, line("_count") + "%d.0\n", line("_sum") + "%b\n"]).encode()

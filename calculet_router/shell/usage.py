@@ -31,7 +31,7 @@ MAX_KEPT = 100_000
 END_S = 10.0
 """How long the last write may take."""
 log = logging.getLogger("calculet.usage")
-_encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
 class UsageLog:
@@ -84,8 +84,9 @@ class UsageLog:
         try:
             while records:
                 day = records[0].day
-                count = next((place for place, record in enumerate(records) if record.day != day), len(records))
-                self._write(day, b"".join(_encode(record) + b"\n" for record in records[:count]))
+                days = [record.at[: len(day)] for record in records]
+                count = len(days) if days.count(day) == len(days) else next(at for at, other in enumerate(days) if other != day)
+                self._write(day, _encode_lines(records[:count]))
                 self.written += count
                 del records[:count]
             if self._unsynced and (last or time.monotonic() - self._synced_s >= self._config.sync_interval_ms / 1000):

@@ -23,8 +23,9 @@ Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def boards(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The fleet's boards."""
-    return _matching(incomplete, lambda fleet: (row["board"] for row in _ask(fleet, "status")["boards"]), ctx)
+    """The fleet's boards; for `restart` also the routers."""
+    more = ["router"] if ctx.info_name == "restart" else []
+    return _matching(incomplete, lambda fleet: [*(row["board"] for row in _ask(fleet, "status")["boards"]), *more], ctx)
 
 
 def aliases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -63,11 +63,12 @@ def plan(config: Path, as_json: bool) -> None:
 
         answer = {
             "schema": PLAN_SCHEMA, "version": running["version"], "digest": digest, "changes": [shown(one) for one in found],
-            "left": left, "routers_to_restart": _behind(running),
+            "notes": _notes(fleet, found, running), "left": left, "routers_to_restart": _behind(running),
+            "elsewhere": running["elsewhere"],
         }  # fmt: skip
         say(answer, True, "")
     else:
-        _show(found)
+        _show(fleet, found, running)
         _show_rest(running, left if not found else [])
         if not found:
             click.echo(f"nothing to change: version {running['version']} is in force")
@@ -81,31 +82,40 @@ def plan(config: Path, as_json: bool) -> None:
 @click.option("--detach", is_flag=True, help="Return once it is committed and cannot be lost.")
 @json_option
 def apply(config: Path, yes: bool, allow_downtime: bool, detach: bool, as_json: bool) -> None:
-    """Put the file in force: tenants, limits, deadlines and log levels live; boards one after another, after their drain.
+    """Put the file in force: tenants, limits, deadlines and log levels live; routers, then boards, one after another, after their
+    drain.
 
     It is committed before anything happens, and goes on whatever is killed. Without changes it watches what an earlier one has left
-    to do. Progress is on stderr. Exit codes: 0 in force, 1 refused and nothing was changed, 69 the supervisor cannot be reached,
-    78 the configuration is wrong.
+    to do. Progress is on stderr. Exit codes: 0 in force, 1 refused and nothing was changed, or a router could not take it (the last
+    line says which of them), 69 the supervisor cannot be reached, 78 the configuration is wrong.
     """
     fleet = open_fleet(config)
     found, digest, running = _plan(fleet)
     answer: dict[str, Any] = {"version": running["version"], "digest": digest, "changes": []}
     if found:
         if not as_json:
-            _show(found)
+            _show(fleet, found, running)
         if refused := [one for one in found if one.refused]:
             end(1, f"nothing was changed: {refused[0].where}: {refused[0].refused}")
         _confirm(yes)
         answer = ask(fleet, "config apply", digest=digest, allow_downtime=allow_downtime)
     if not detach:
         running = _follow(fleet, answer["version"])
-    behind = _behind(running)
+    behind, stays = _behind(running), running["routers_stay"]
     if as_json:
-        say({**answer, "routers_to_restart": behind}, True, "")
+        rest = {"routers_to_restart": behind, "elsewhere": running["elsewhere"], "routers_stay": stays}
+        say({**answer, **rest} if not detach else {**answer, "routers_to_restart": behind}, True, "")
+    elif detach:
+        click.echo(f"version {answer['version']} is committed; `calculet config apply` watches it")
+    elif not behind and not running["elsewhere"]:
+        click.echo(f"version {answer['version']} is in force")
+    if detach:
         return
-    words = "is committed; `calculet config apply` watches it" if detach else "is in force"
-    click.echo(f"version {answer['version']} {words}")
-    _show_rest(running, [])
+    if behind:
+        hint = "it serves on with what it had; once that is mended `calculet restart router` brings it there"
+        end(1, f"version {answer['version']} is in force but for {', '.join(behind)}: {stays or 'not replaced'}", hint)
+    if running["elsewhere"]:
+        end(1, f"version {answer['version']} is in force, but {'; '.join(running['elsewhere'])}")
 
 
 # ------------------------------------------------------------------------------------------------ the plan
@@ -133,19 +143,42 @@ def _end_if_wrong(problems: list[str]) -> None:
         end(ExitCode.CONFIG, problems[-1])
 
 
-def _show(found: list[Change]) -> None:
+def _notes(fleet: Fleet, found: list[Change], running: dict[str, Any]) -> list[str]:
+    """What a restart of the routers means here, in words."""
+    if not any(one.routers for one in found):
+        return []
+    listen = any(one.where == "$.router.listen" for one in found)
+    if running["under_systemd"]:
+        limit = f"{fleet.config.router.drain_timeout_s:g} s (router.drain_timeout_s)"
+        notes = [f"routers restart in turn; while the only one drains, up to {limit}, connections wait in systemd's socket"]
+        if listen:
+            words = "systemd holds the listening socket: afterwards, as root, `calculet install`, then"
+            notes.append(f"{words} `systemctl restart calculet-router.socket`, which refuses connections for a moment")
+        return notes
+    notes = ["a second router serves before the first one drains: nobody is refused, no stream is broken"]
+    if listen:
+        notes.append("whoever connects to the old address is refused once the new one serves")
+    return notes
+
+
+def _show(fleet: Fleet, found: list[Change], running: dict[str, Any]) -> None:
     """A line for each difference."""
     for one in found:
         sign = "+" if one.old is None else "-" if one.new is None else "~"
         text = f"{_value(one.old)} -> {_value(one.new)}" if sign == "~" else _value(one.new if sign == "+" else one.old)
         click.echo(f"{sign} {one.where}: {text}\n    {one.how}" + (f": {one.refused}" if one.refused else ""))
+    for note in _notes(fleet, found, running):
+        click.echo(note)
 
 
 def _show_rest(running: dict[str, Any], left: list[str]) -> None:
     for line in left:
         click.echo(f"still to do: {line}")
     for name in _behind(running):
-        click.echo(f"{name} must be restarted for what it takes only at its start")
+        why = f": {running['routers_stay']}" if running["routers_stay"] else ""
+        click.echo(f"{name} has not taken what a router takes only at its start{why}; `calculet restart router` brings it there")
+    for line in running["elsewhere"]:
+        click.echo(line)
 
 
 def _value(value: Any) -> str:

@@ -22,6 +22,10 @@ def drain(board: str, config: Path, waits: bool, as_json: bool) -> None:
     if waits:
         watch(fleet, board, "drained")
     words = f"{board} drains; `calculet resume {board}` lets it take requests again"
-    if waits:
+    if answer.get("already"):
+        words = f"{board} is drained already, or on its way; `calculet resume {board}` lets it take requests again"
+    if not answer.get("up", True):
+        words = f"{board} is stopped; after `calculet start {board}` it stays drained until `calculet resume {board}`"
+    elif waits:
         words = f"{board} is drained; `calculet resume {board}` lets it take requests again"
     say(answer, as_json, words)

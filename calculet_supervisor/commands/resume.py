@@ -15,4 +15,8 @@ from calculet_supervisor.commands.common import ask, board_argument, config_opti
 @json_option
 def resume(board: str, config: Path, as_json: bool) -> None:
     """Let a drained board take requests again."""
-    say(ask(open_fleet(config), "resume", board=board), as_json, f"{board} takes requests again")
+    answer = ask(open_fleet(config), "resume", board=board)
+    words = f"{board} takes requests already" if answer.get("already") else f"{board} takes requests again"
+    if not answer.get("up", True):
+        words = f"{board} is not drained any more, but stopped; `calculet start {board}` lets it run"
+    say(answer, as_json, words)

@@ -21,5 +21,7 @@ def start(board: str, config: Path, waits: bool, as_json: bool) -> None:
     answer = ask(fleet, "start", board=board)
     if waits:
         watch(fleet, board, "ready")
-    words = f"{board} is ready" if waits else f"{board} is started"
+    words = f"{board} is ready" if waits else f"{board} was not stopped" if answer.get("already") else f"{board} is started"
+    if answer.get("draining"):
+        words += f"; it is drained, and takes requests after `calculet resume {board}`"
     say(answer, as_json, words)

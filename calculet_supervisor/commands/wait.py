@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
 
 GLANCE_S = 0.2
+READY = "READY"
 AWAY_S = 120.0
 """How long a supervisor may be away before nobody waits for it any more; what was begun goes on when it is back."""
 Row = dict[str, Any]
@@ -54,7 +55,8 @@ GOALS: dict[str, Callable[[Row], bool]] = {"ready": is_ready, "drained": is_drai
 def wait(board: str, config: Path, goal: str, timeout_s: float | None, as_json: bool) -> None:
     """Watch BOARD, with its progress on stderr, until it is ready, drained, down or empty.
 
-    Ctrl-C leaves what was begun as it is. Exit codes: 0 it is so, 1 not within --timeout-s.
+    Ctrl-C leaves what was begun as it is. Exit codes: 0 it is so, 1 not within --timeout-s, or it cannot become ready until
+    somebody says so (it is stopped, drained, set aside, or its model is unloaded).
     """
     row = watch(open_fleet(config), board, goal, timeout_s=timeout_s)
     if as_json:
@@ -77,6 +79,8 @@ def watch(
     try:
         while True:
             row = _row(fleet, board, AWAY_S if told else 0)
+            if (row["epoch"] or min_epoch) >= min_epoch and (why := hopeless(row, goal)) is not None:
+                end(1, *why)
             elsewhere = without is not None and row["alias"] != without
             if elsewhere or (GOALS[goal](row) and (row["epoch"] or 0) >= min_epoch):
                 return row
@@ -90,6 +94,22 @@ def watch(
     except KeyboardInterrupt:
         click.echo(f"calculet: what was begun goes on; `{again}` watches it again", err=True)
         sys.exit(130)
+
+
+def hopeless(row: Row, goal: str) -> tuple[str, str] | None:
+    """Why the board will not be ready until somebody says something else, and what; None: it may be on its way."""
+    board = row["board"]
+    if goal != "ready":
+        return None
+    if row.get("condemned") is not None:
+        return f"{board} was set aside: {row['condemned']}", f"`calculet probation {board}` lets it prove itself"
+    if not row.get("up", True):
+        return f"{board} is stopped", f"`calculet start {board}` lets it run"
+    if row.get("draining") and row["state"] == READY:
+        return f"{board} is drained: it takes no requests", f"`calculet resume {board}` lets it take them again"
+    if row.get("wanted_digest", "") is None and not row.get("time_shared"):
+        return f"{board} has no model to serve: it was unloaded", f"`calculet load {row['alias']} DIR` gives it one"
+    return None
 
 
 def progress(row: Row) -> str:

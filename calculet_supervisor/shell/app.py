@@ -12,6 +12,7 @@ import logging
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -29,7 +30,7 @@ from calculet_core.shell.death_pipe import STARTED, VARIABLE, watch_death_pipe
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.link import Frames, Link, bind_router
-from calculet_core.shell.process import is_shortage
+from calculet_core.shell.process import is_alive, is_machines, is_shortage
 from calculet_core.shell.sd_notify import sd_notify, watchdog_interval_s
 from calculet_core.shell.stacks import can_dump
 from calculet_core.shell.telemetry import serve_metrics
@@ -205,7 +206,7 @@ class Supervisor:
 
     def be_born_again(self) -> None:
         """End, and come back with what the configuration's file says now."""
-        self.reloads = isinstance(self._launcher.inner, SystemdLauncher)  # a keeper starts it again by itself
+        self.reloads = self.under_systemd  # a keeper starts it again by itself
         self._end(False)
 
     def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -252,6 +253,19 @@ class Supervisor:
         """The launcher's word."""
         self.sightings.started(board, pid)
         self.decide_soon()
+
+    def router_stays(self, pid: int, reason: str) -> None:
+        """The launcher's word."""
+        self.configuring.routers.refused(pid, reason)
+
+    def replace_router(self, pid: int) -> bool:
+        """Whether the launcher does it; else the router is to end by itself."""
+        return self._launcher.replace_router(pid)
+
+    @property
+    def under_systemd(self) -> bool:
+        """Else `calculet up` keeps this fleet."""
+        return isinstance(self._launcher.inner, SystemdLauncher)
 
     def exited(self, board: str, how: Exit) -> None:
         """The launcher's word, with what the worker left behind about its end."""
@@ -311,7 +325,7 @@ class Supervisor:
             self._loop.call_soon(self._decide)
 
     def _tick(self) -> None:
-        self.sightings.forget_silent_routers(time.monotonic_ns())
+        self.sightings.forget_silent_routers(time.monotonic_ns(), is_alive)
         self._decide()
 
     def _forgive_own_stall(self) -> None:
@@ -402,6 +416,8 @@ class Supervisor:
         return await self.store.mint_generation(self.sightings.generation + 1)
 
     def _settle_spends(self) -> None:
+        if self.store.is_astray:
+            self.begin(self.store.stand_by())
         if self._spending.owes:
             self.begin(self._spending.settle_all())
         if self._asides.owes:
@@ -469,7 +485,8 @@ class Supervisor:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("an action failed and will be decided again: %s", error, exc_info=error)
+            stack = None if is_machines(error) or isinstance(error, sqlite3.OperationalError) else error
+            log.error("an action failed and will be decided again: %s", error, exc_info=stack)
 
 
 def reset_limit(fleet: Fleet, board: str) -> int:

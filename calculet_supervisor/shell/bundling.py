@@ -125,10 +125,12 @@ def _configuration(fleet: Fleet) -> Files:
 
 
 def _stacks(fleet: Fleet) -> Files:
-    """Where workers are right now, as far as they can be asked; else where they last were."""
-    for board in fleet.config.boards:
-        path = fleet.stacks(f"worker-{board.name}")
-        _ask_for_stacks(fleet, board.name, path)
+    """Where workers and the supervisor are right now, as far as they can be asked; else where they, and routers, last were."""
+    locks = {fleet.stacks(f"worker-{board.name}"): fleet.board_lock(board.name) for board in fleet.config.boards}
+    locks[fleet.stacks("supervisor")] = fleet.supervisor_lock
+    for path, lock in locks.items():
+        _ask_for_stacks(lock, path)
+    for path in sorted({*locks, *fleet.log_dir.glob("router*.stacks")}):
         if data := tail(path, LOG_BYTES):
             yield f"stacks/{path.name}", data
 
@@ -182,11 +184,11 @@ PARTS: tuple[Callable[[Fleet], Files], ...] = (
 )  # fmt: skip
 
 
-def _ask_for_stacks(fleet: Fleet, board: str, path: Path) -> None:
-    """The worker that the board's lock file names writes its stacks now. The lock itself is not touched: a look would hold it for
-    an instant, in which a worker may start."""
+def _ask_for_stacks(lock: Path, path: Path) -> None:
+    """The process that the lock file names writes its stacks now. The lock itself is not touched: a look would hold it for
+    an instant, in which another may start."""
     try:
-        holder = int(fleet.board_lock(board).read_text())
+        holder = int(lock.read_text())
         if b"calculet" not in Path(f"/proc/{holder}/cmdline").read_bytes() or not can_dump(holder):
             return
         before = path.stat().st_size

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,19 +95,22 @@ class Children:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         return fd, os.fstat(fd).st_size
 
-    def start(self, name: str, log_name: str, command: Sequence[str], more_fds: Sequence[int] = ()) -> Child:
-        """Start a process, with `more_fds` open in it.
+    def start(
+        self, name: str, log_name: str, command: Sequence[str], fds: Sequence[int] = (), variables: Mapping[str, str] = {}
+    ) -> Child:
+        """Start a process, with `fds` open and `variables` set in it.
 
         Raises:
             OSError: it cannot be started.
         """
         environment = {key: value for key, value in os.environ.items() if key not in STRIPPED}
         environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1", STARTED: self._started}
+        environment |= variables
         output, log_start = self.open_log(log_name)
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment,
-                pass_fds=(self._read_end, *more_fds), start_new_session=True,
+                pass_fds=(self._read_end, *fds), start_new_session=True,
             )  # fmt: skip
         finally:
             os.close(output)

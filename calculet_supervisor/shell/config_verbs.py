@@ -35,7 +35,7 @@ class ConfigVerbs:
 
     def table(self) -> dict[str, Verb]:
         """Verb -> what it does."""
-        return {"config": self.config, "config apply": self.apply}
+        return {"config": self.config, "config apply": self.apply, "restart routers": self.restart_routers}
 
     async def config(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """What is in force, who runs it, and what is left to do."""
@@ -46,8 +46,23 @@ class ConfigVerbs:
             "schema": SCHEMA, "file": str(self._supervisor.fleet.path), "version": applied.version if applied else None,
             "wall_s": applied.wall_s if applied else None, "digest": digest_of(leaves_of(standing)),
             "content": standing.encode(), "serving": self._serving(), "processes": list(configuring.processes()),
-            "left": configuring.left(),
+            "left": configuring.left(), "routers_left": configuring.routers.left(), "routers_stay": configuring.routers.stays,
+            "elsewhere": configuring.elsewhere(), "under_systemd": self._supervisor.under_systemd,
         }  # fmt: skip
+
+    async def restart_routers(self, arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+        """Replace every router, one at a time."""
+        routers = self._supervisor.configuring.routers
+        if not routers.living():
+            raise Refused("no router reports: there is none to restart", "whoever keeps it starts it: see the router's log")
+        try:
+            names = await routers.order(Act("restart routers", None, caller.uid, caller.pid))
+        except (sqlite3.Error, OSError) as error:
+            raise Refused(f"it could not be saved and was not done: {error}", "is the disk full?") from None
+        data = {"verb": "restart routers", "uid": caller.uid, "by_pid": caller.pid}
+        self._supervisor.note(Note(history.FLEET_ADMIN, "-", data=data))
+        self._supervisor.decide_soon()
+        return {"routers": names}
 
     def _serving(self) -> dict[str, str | None]:
         """Alias -> digest of the artifact that it stands for."""

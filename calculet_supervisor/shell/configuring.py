@@ -25,6 +25,7 @@ from calculet_core.clock import S
 from calculet_core.errors import ConfigError
 from calculet_core.shell.fleet import load_fleet, standing_of
 from calculet_core.states.model_generation import ModelState
+from calculet_supervisor.shell.router_restarts import FLAG, RouterRestarts
 from calculet_supervisor.shell.sightings import ROUTER_SILENCE_NS
 from calculet_supervisor.shell.store import Act, Applied, Memory, Wanted
 from calculet_supervisor.world import NOTHING_SEEN, Note
@@ -61,6 +62,10 @@ class Configuring:
         self._live = {role: live_with(self.leaves, role) for role in ("worker", "router")}
         self._started = {board: started_with(self.leaves, "worker", board) for board in supervisor.boards}
         self._router_started = started_with(self.leaves, "router")
+        self.routers = RouterRestarts(
+            supervisor, memory.flags.get(FLAG), lambda: self.applied.version if self.applied and self.in_force else None,
+            lambda report: holds(report.config_start, self._router_started) is False, self._is_file,
+        )  # fmt: skip
 
     def take(self, applied: Applied) -> None:
         """What was committed last. What an older version has kept and cannot be read any more is no configuration to go to."""
@@ -87,8 +92,9 @@ class Configuring:
     def processes(self) -> Iterator[dict[str, Any]]:
         """Each process that tells: whether it holds what was applied, live and since its start; null: it does not say."""
         yield {"process": "supervisor", "live": self.in_force, "start": self.in_force, "error": None, "state": None}
-        for seen in self._supervisor.sightings.routers.values():
-            router = seen.report
+        for router in self.routers.living():
+            if router.draining:
+                continue  # it ends, whatever it holds
             yield {
                 "process": f"router {router.router:08x}", "live": holds(router.config_live, self._live["router"]),
                 "start": holds(router.config_start, self._router_started), "error": router.config_error, "state": None,
@@ -102,7 +108,7 @@ class Configuring:
             }  # fmt: skip
 
     def left(self) -> list[str]:
-        """What is still to be done for what was applied, in words; routers that only a restart helps are not among it."""
+        """What is still to be done for what was applied, in words; a router that was restarted in vain is not among it."""
         if not self.in_force:
             return ["the supervisor does not run it: the file has changed since, or it is just being born again"]
         found = []
@@ -115,15 +121,20 @@ class Configuring:
                 board = one["process"].removeprefix("worker-")
                 again = self._is_tried(board) and board not in self._restarting
                 found.append(f"{one['process']} " + ("started with something else again" if again else "is to be restarted"))
+        found += self.routers.left()
         boards = self._supervisor.sightings.boards
         for board in self._supervisor.boards:
             seen = boards.get(board, NOTHING_SEEN)
-            if self._supervisor.out(board) is None and (seen.report is None or seen.report.state != READY):
+            if self._is_to_serve(board) and (seen.report is None or seen.report.state != READY):
                 found.append(f"{board} is not ready: {seen.report.state if seen.report else 'no worker reports'}")
-            elif self._supervisor.out(board) is None and (routers := self._supervisor.sightings.unreached_by(board)):
+            elif self._is_to_serve(board) and (routers := self._supervisor.sightings.unreached_by(board)):
                 found.append(f"{board} is ready, and not reached yet by router {', '.join(routers)}")
         gone = [board for board, seen in boards.items() if board not in self._supervisor.boards and seen.pid is not None]
         return found + [f"{board} drains and ends" for board in gone]
+
+    def _is_to_serve(self, board: str) -> bool:
+        """Nobody has taken it out, and its model is not unloaded: it is waited for."""
+        return self._supervisor.out(board) is None and self._supervisor.rollouts.placement(board)[0] is not None
 
     def _knows_routers(self) -> bool:
         """Whether every router that lives has had time to report to this supervisor."""
@@ -138,10 +149,13 @@ class Configuring:
 
     # ---------------------------------------------------------------- doing it
     def tick(self, now_ns: int) -> None:
-        """The next thing, if there is one."""
+        """The next thing, if there is one: routers before boards."""
+        routers_move = self.routers.tick(now_ns)
         if self.applied is None or not self.in_force:
             return
         self._tell_live(now_ns)
+        if routers_move:
+            return
         board = self._next_restart()
         if board is not None:
             self._restarting.add(board)
@@ -164,6 +178,21 @@ class Configuring:
                 self._told[identity] = now_ns
                 self._supervisor.send_to(identity, wire.TakeConfiguration(self.applied.version, self._live[role]))
 
+    def _is_file(self) -> bool:
+        return _digest_of_file(self._supervisor.fleet.path) == self.applied_digest
+
+    def elsewhere(self) -> list[str]:
+        """Routers that hold the configuration and listen at another address than it says, in words with the remedy."""
+        config, found = self.own.fleet.router, []
+        wanted = f"{'https' if config.tls.certificate else 'http'}://{config.listen}"
+        remedy = "`calculet restart router` once the address is free"
+        if self._supervisor.under_systemd:
+            remedy = "as root, `calculet install`, then `systemctl restart calculet-router.socket`"
+        for report in self.routers.living():
+            if not report.draining and report.url != wanted and holds(report.config_start, self._router_started):
+                found.append(f"router {report.router:08x} listens at {report.url}, router.listen says {config.listen}: {remedy}")
+        return found
+
     def _is_behind(self, report: wire.WorkerReport | wire.RouterReport, role: str) -> bool:
         return holds(report.config_live, self._live[role]) is False
 
@@ -184,7 +213,7 @@ class Configuring:
                 return None  # somebody is on its way
             if holds(report.config_start, self._started[board]) is False:
                 stale.append(board)
-            elif supervisor.out(board) is None and not allows_downtime and not self._serves(board):
+            elif self._is_to_serve(board) and not allows_downtime and not self._serves(board):
                 return None
         for board in stale:
             if self._is_tried(board):

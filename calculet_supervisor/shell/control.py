@@ -18,6 +18,8 @@ from typing import Any
 import msgpack
 
 from calculet_core.shell.control_client import pack, unpacker
+from calculet_core.shell.doors import UnixServer, serve_unix
+from calculet_core.shell.process import in_words, is_machines
 
 CHUNK_BYTES = 65_536
 log = logging.getLogger("calculet.control")
@@ -42,7 +44,7 @@ class Refused(Exception):
 Verb = Callable[[Mapping[str, Any], Caller], Awaitable[dict[str, Any]]]
 
 
-async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[[], None] = lambda: None) -> asyncio.Server:
+async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[[], None] = lambda: None) -> UnixServer:
     """Answer requests on the socket, each by the verb it names; `on_bad` hears of connections that sent no request."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -62,10 +64,7 @@ async def serve_control(path: Path, verbs: Mapping[str, Verb], on_bad: Callable[
         finally:
             writer.close()
 
-    path.unlink(missing_ok=True)
-    server = await asyncio.start_unix_server(converse, str(path))
-    path.chmod(0o600)
-    return server
+    return await serve_unix(path, converse)
 
 
 async def _answer(verbs: Mapping[str, Verb], request: Any, caller: Caller) -> bytes:
@@ -81,6 +80,10 @@ async def _answer(verbs: Mapping[str, Verb], request: Any, caller: Caller) -> by
     except Refused as refusal:
         return pack({"ok": False, "error": refusal.message, "hint": refusal.hint})
     except Exception as error:
+        if isinstance(error, OSError) and is_machines(error):
+            log.error("verb %s failed: %s", request["verb"], in_words(error))
+            hint = "a shortage of the machine, or a limit of the supervisor's process: `calculet doctor` looks for it"
+            return pack({"ok": False, "error": f"the supervisor cannot do it now: {in_words(error)}", "hint": hint})
         log.exception("verb %s failed", request["verb"])
         hint = "this is a bug; see the supervisor's log"
         return pack({"ok": False, "error": f"{type(error).__name__}: {error}", "hint": hint})

@@ -224,15 +224,17 @@ def folders(fleet: Fleet) -> Iterator[Finding]:
         mine = f"chown {_user()} {there}, or run this as the fleet's user"
         if not there.is_dir():
             yield bad(name, f"{there} is no folder", "move it away")
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            yield bad(name, f"{there} is mounted read-only", "after an error of its disk? see dmesg, mount it anew; or move it")
         elif not os.access(there, os.W_OK | os.X_OK):
             yield bad(name, f"{there} cannot be written" + ("" if there == folder else f" (to make {folder})"), mine)
+        elif (free := shutil.disk_usage(there).free) < MIN_FREE_BYTES:
+            mend = "make room: journals, usage records and packages live there"
+            yield bad(name, f"only {free >> 20} MiB are free at {there}", mend)
         elif there == folder and folder.stat().st_uid != os.getuid() and os.getuid() != 0:
             yield bad(name, f"{folder} belongs to another user", mine)
         elif there == folder and folder.stat().st_mode & stat.S_IWOTH:
             yield bad(name, f"everybody may write {folder}", f"chmod 750 {folder}")
-        elif (free := shutil.disk_usage(there).free) < MIN_FREE_BYTES:
-            mend = "make room: journals, usage records and packages live there"
-            yield bad(name, f"only {free >> 20} MiB are free at {there}", mend)
         else:
             yield good(name, f"{folder}, {free >> 30} GiB free")
 

@@ -2,7 +2,8 @@
 
 It starts router and supervisor and starts them again when they die; workers it starts on the supervisor's word, which comes over
 its socket. All are its children, so that it sees every exit at once; all hold the death pipe, so that they end however it ends.
-Told to stop, it ends the router first (clients are told), then the workers, then the supervisor.
+A service that lives and does nothing is ended and started again (`watchdog`). Told to stop, it ends the router first (clients are
+told), then the workers, then the supervisor.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from calculet_core.budgets import Backoff
 from calculet_core.clock import MS
 from calculet_core.errors import ExitCode
 from calculet_core.shell.control_client import pack, unpacker
+from calculet_core.shell.doors import serve_unix
 from calculet_core.shell.files import FileLock, LockHeld
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.stacks import DUMP
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
 from calculet_supervisor.shell.fork_server import ForkServer
+from calculet_supervisor.shell.front import Front
+from calculet_supervisor.shell.watchdog import Watchdog
 from calculet_supervisor.shell.watching import Watch
 
 SERVICES = ("router", "supervisor")
@@ -39,6 +43,8 @@ PREDECESSOR_S = 10.0
 """How long the processes of a killed keeper may take to end."""
 STOP_GRACE_S = 8.0
 """What a stop may take beyond the drain deadline, before SIGKILL."""
+ABORT_S = 1.0
+"""How long one that hangs may take to write its stacks."""
 CHUNK_BYTES = 65_536
 SIGNALS: dict[str, tuple[signal.Signals, bool]] = {
     "stop": (signal.SIGTERM, False),
@@ -64,6 +70,8 @@ class Keeper:
         self._services: dict[str, Child] = {}
         self._workers: dict[str, Child] = {}
         self._forks = ForkServer(fleet, self._children)
+        self._watchdog = Watchdog(fleet.config.supervision.service_timeout_ms / 1000, self._silent)
+        self._front = Front(fleet, self._children, self._watchdog, self._not_replaced)
         self._starting: set[str] = set()
         """Boards whose worker is asked for and has no process yet."""
         self._failures = dict.fromkeys(SERVICES, 0)
@@ -80,9 +88,7 @@ class Keeper:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.add_signal_handler(number, self._asked_to_stop)
         self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        path = self._fleet.keeper_socket
-        server = await asyncio.start_unix_server(self._converse, str(path))
-        path.chmod(0o600)
+        server = await serve_unix(self._fleet.keeper_socket, self._converse)
         self._forks.open()
         for name in SERVICES:
             self._start_service(name)
@@ -90,6 +96,7 @@ class Keeper:
             return await self._ended
         finally:
             self._watch.close()
+            self._watchdog.close()
             await self._stop_everything()
             server.close()
             self._children.close()
@@ -113,13 +120,51 @@ class Keeper:
         if self._stopping:
             return
         try:
-            self._services[name] = self._children.start(name, name, command_of(f"calculet_{name}", self._fleet.path))
+            if name == "router":
+                self._front.start()
+            else:
+                command = command_of(f"calculet_{name}", self._fleet.path)
+                child = self._services[name] = self._children.start(name, name, command, variables=self._watchdog.environment)
+                self._watchdog.watch(child.pid)
         except OSError as error:
             self._complain(f"the {name} cannot be started: {error}")
             self._loop.call_later(CONFIG_RETRY_S, self._start_service, name)
 
-    def _service_ended(self, child: Child, how: Ended) -> None:
-        name, words = child.name, _words(child, how)
+    def _silent(self, pid: int) -> None:
+        """It lives and does nothing: SIGABRT lets it write where it is, SIGKILL ends one that does not even do that."""
+        child = next((child for child in self._watched() if child.pid == pid), None)
+        if child is None or self._stopping:
+            return
+        limit_s = self._fleet.config.supervision.service_timeout_ms / 1000
+        where = self._fleet.stacks(child.name)
+        self._complain(f"the {child.name} (pid {pid}) hangs: it said nothing for {limit_s:g} s, and is ended (stacks: {where})")
+        child.signal(signal.SIGABRT)
+        self._loop.call_later(ABORT_S, self._kill, child)
+
+    def _kill(self, child: Child) -> None:
+        if child in self._watched():
+            child.signal(signal.SIGKILL, group=True)
+
+    def _watched(self) -> list[Child]:
+        """Routers and supervisor."""
+        return [*self._front.living, *self._services.values()]
+
+    def _router_ended(self, child: Child, how: Ended) -> None:
+        self._watchdog.forget(child.pid)
+        serves = child is self._front.serving
+        self._changed.set()
+        if self._front.ended(child, _words(child, how)):
+            self._service_ended("router", child, how)
+        elif serves:
+            self._complain(f"the router ended ({_words(child, how)}); its successor serves (log: {child.log})")
+
+    def _not_replaced(self, pid: int, why: str) -> None:
+        self._complain(f"the router is not replaced and goes on: {why}")
+        self._tell(router_stays=pid, reason=why)
+
+    def _service_ended(self, name: str, child: Child, how: Ended) -> None:
+        words = _words(child, how)
+        self._watchdog.forget(child.pid)
         self._services.pop(name, None)
         self._changed.set()
         if self._stopping:
@@ -164,6 +209,9 @@ class Keeper:
             self._watch.see(message["boards"])
         elif verb == "start":
             self._start_worker(message["board"])
+        elif verb == "replace":
+            if not self._stopping:
+                self._front.replace(message["router"])
         elif (child := self._workers.get(message["board"])) is not None:
             number, group = SIGNALS[verb]
             child.signal(number, group=group)
@@ -192,8 +240,10 @@ class Keeper:
 
     def _reap(self) -> None:
         for child, how in self._children.reap():
-            if child.name in SERVICES and self._services.get(child.name) is child:
-                self._service_ended(child, how)
+            if child in self._front.living:
+                self._router_ended(child, how)
+            elif child.name in SERVICES and self._services.get(child.name) is child:
+                self._service_ended(child.name, child, how)
             elif self._forks.ended(child, how):
                 self._changed.set()
             elif self._workers.get(child.name) is child:
@@ -209,7 +259,8 @@ class Keeper:
         config = self._fleet.config
         drain_s = config.supervision.drain_timeout_ms / 1000
         self._forks.close()
-        await self._stop(lambda: self._named("router"), config.router.drain_timeout_s + STOP_GRACE_S)
+        self._front.refuse()
+        await self._stop(lambda: list(self._front.living), config.router.drain_timeout_s + STOP_GRACE_S)
         await self._stop(lambda: list(self._workers.values()), drain_s + STOP_GRACE_S)
         await self._stop(lambda: self._named("supervisor"), STOP_GRACE_S)
         await self._stop(lambda: self._forks.living, STOP_GRACE_S)

@@ -5,6 +5,7 @@ A report counts only when it comes from the process that the launcher knows to l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from calculet_core import wire
@@ -79,10 +80,10 @@ class Sightings:
             if router.serves is not None and router.serves.get(board) != report.generation
         ]  # fmt: skip
 
-    def forget_silent_routers(self, now_ns: int) -> None:
-        """Drop routers that are gone."""
+    def forget_silent_routers(self, now_ns: int, lives: Callable[[int], bool]) -> None:
+        """Drop routers that are gone; one that drained at once, when its process does not live any more."""
         for identity, seen in list(self.routers.items()):
-            if now_ns - seen.heard_ns > ROUTER_SILENCE_NS:
+            if now_ns - seen.heard_ns > ROUTER_SILENCE_NS or (seen.report.draining and not lives(seen.report.pid)):
                 del self.routers[identity]
 
     def _board(self, board: str) -> BoardSeen:

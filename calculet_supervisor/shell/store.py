@@ -9,6 +9,7 @@ mend it: running on without it would hand out generations a second time.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import sqlite3
 import time
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from calculet_core.errors import ConfigError
-from calculet_core.shell.files import write_atomic
+from calculet_core.shell.files import sync_folder, write_atomic
 from calculet_core.wire import FleetView
 from calculet_supervisor.attribution import Failure
 from calculet_supervisor.rollout import AliasVersion, Rollout
@@ -36,6 +37,11 @@ ROLLOUTS_KEPT = 200
 VERSIONS_KEPT = 50
 """Of each alias, and of the configuration."""
 BUSY_TIMEOUT_S = 5.0
+_PASSING = {
+    sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO, sqlite3.SQLITE_READONLY: errno.EROFS,
+    sqlite3.SQLITE_CANTOPEN: errno.EACCES, sqlite3.SQLITE_PERM: errno.EACCES, sqlite3.SQLITE_NOMEM: errno.ENOMEM,
+}  # fmt: skip
+"""What SQLite says of the machine and not of the database."""
 log = logging.getLogger("calculet.store")
 T = TypeVar("T")
 
@@ -143,8 +149,22 @@ class Memory:
 class Store:
     """Open it with `open_store`. Every method runs on the store's thread and returns after the commit."""
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
-        self._db, self._thread = connection, thread
+    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, path: Path) -> None:
+        self._db, self._thread, self._path = connection, thread, path
+        self._inode = _inode(self._path)
+
+    @property
+    def is_astray(self) -> bool:
+        """Whether the file at its path is not the one that is written: somebody deleted it, or put another one there."""
+        return _inode(self._path) != self._inode
+
+    async def stand_by(self) -> None:
+        """A database that was deleted is written again, with everything that was ever acknowledged.
+
+        Raises:
+            sqlite3.Error: it cannot be; or another file is in its place.
+        """
+        await self._do(lambda: None)
 
     async def recall(self) -> Memory:
         """Read everything."""
@@ -237,12 +257,34 @@ class Store:
 
     async def _do(self, work: Callable[[], T]) -> T:
         def transaction() -> T:
+            if self.is_astray:
+                self._write_again()
             with self._db:
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
 
     # ---------------------------------------------------------------- on the store's thread
+    def _write_again(self) -> None:
+        """The open connection still has all of a deleted file; what is committed into that would go with this process."""
+        if self._path.exists():
+            raise sqlite3.OperationalError(f"{self._path} was replaced while it is in use; a new supervisor takes that one")
+        temporary = self._path.with_name(f".{self._path.name}.tmp")
+        try:
+            temporary.parent.mkdir(exist_ok=True, mode=0o750)
+            temporary.unlink(missing_ok=True)
+            _copy(self._db, temporary)
+            for suffix in ("-wal", "-shm"):
+                self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+            temporary.rename(self._path)
+            sync_folder(self._path.parent)
+        except OSError as error:
+            raise sqlite3.OperationalError(f"{self._path} was deleted and cannot be written again: {error.strerror}") from None
+        old, self._db = self._db, _connect(self._path)
+        self._inode = _inode(self._path)
+        old.close()
+        log.warning("%s was deleted while it is in use; it is there again, nothing is lost", self._path)
+
     def _recall(self) -> Memory:
         boards = {
             name: Wanted(bool(up), bool(draining), min_epoch, condemned, bool(probation), generation, bool(was_reset), version)
@@ -386,7 +428,8 @@ async def open_store(path: Path) -> Store:
     """Open the database, or make it.
 
     Raises:
-        ConfigError: it is damaged, of a newer version, or cannot be opened; the message says how to mend it.
+        ConfigError: it is damaged or of a newer version; the message says how to mend it.
+        OSError: it cannot be opened now: a full or read-only disk, say. It is not damaged.
     """
     thread = ThreadPoolExecutor(1, "store")
     try:
@@ -394,6 +437,9 @@ async def open_store(path: Path) -> Store:
     except sqlite3.Error as error:
         thread.shutdown()
         what, copy = " ".join(str(error).split()), backup_of(path)
+        if (number := _PASSING.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)) is not None:
+            words = f"{what}. It is not damaged: make room, or let it be written (`calculet doctor`)"
+            raise OSError(number, words, str(path)) from None
         mend = f"`rm -f {path}-wal {path}-shm; cp {copy} {path}`" if copy.exists() else "from a backup"
         raise ConfigError(
             f"{path}: not a usable database: {what}. Restore it {mend}; or move it away: operators' drains, stops, rollouts and "
@@ -403,7 +449,7 @@ async def open_store(path: Path) -> Store:
     except ConfigError:
         thread.shutdown()
         raise
-    return Store(connection, thread)
+    return Store(connection, thread, path)
 
 
 def backup_of(path: Path) -> Path:
@@ -412,10 +458,8 @@ def backup_of(path: Path) -> Path:
 
 
 def _open(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)
+    db = _connect(path)
     try:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
         found: int = db.execute("PRAGMA user_version").fetchone()[0]
         if found > SCHEMA:
             raise ConfigError(f"{path}: written by a newer Calculet (schema {found}, this one knows {SCHEMA}); use that one")
@@ -435,14 +479,37 @@ def _open(path: Path) -> sqlite3.Connection:
     return db
 
 
+def _copy(db: sqlite3.Connection, path: Path) -> None:
+    with closing(sqlite3.connect(path)) as copy:
+        db.backup(copy)
+    path.chmod(0o600)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _back_up(db: sqlite3.Connection, path: Path) -> None:
     """A copy beside the database, complete or not there at all. Without room for it the supervisor still starts."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        with closing(sqlite3.connect(temporary)) as copy:
-            db.backup(copy)
-        temporary.chmod(0o600)
+        _copy(db, temporary)
         temporary.rename(path)
     except (sqlite3.Error, OSError) as error:
         log.warning("%s could not be written: %s", path, error)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ANSWER_S, GLANCE_S = 10.0, 0.05
 """How long a worker may take to answer a word, and how often its report is looked at."""
+VERSION = version("calculet")
+"""Read once: it must be known when no file can be opened, too."""
 
 
 class Verbs:
@@ -66,7 +68,7 @@ class Verbs:
             "rss_bytes": rss_bytes(),
         }
         return {
-            "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": version("calculet"), "supervisor": own,
+            "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": VERSION, "supervisor": own,
             "breaker": supervisor.recovery.breaker.reason,
             "rollouts": [rollout_status(one) for one in supervisor.rollouts.live.values()],
             "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],
@@ -150,6 +152,7 @@ class Verbs:
         """Commit what is wanted of a board, with who said so, and act on it. `wanted` was made of what holds now, so a second word
         has to wait until the first one does."""
         supervisor = self._supervisor
+        already = wanted == supervisor.wanted.get(board, Wanted())
         if board in self._saving:
             raise Refused(f"{verb} {board} was not done: another word about {board} is just being saved", "ask again")
         self._saving.add(board)
@@ -164,4 +167,4 @@ class Verbs:
         data = {"verb": verb, "uid": caller.uid, "by_pid": caller.pid, "detail": detail}
         supervisor.note(Note(history.FLEET_ADMIN, board, data=data))
         supervisor.decide_soon()
-        return {"board": board, "up": wanted.up, "draining": wanted.draining}
+        return {"board": board, "up": wanted.up, "draining": wanted.draining, "already": already}

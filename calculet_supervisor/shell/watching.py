@@ -7,6 +7,7 @@ only what goes wrong is said.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,10 @@ class Watch:
         self._boards: dict[str, dict[str, Any]] = {}
         self._complained: dict[str, str] = {}
         self._asking: asyncio.Task[None] | None = None
+        self._tls: ssl.SSLContext | None = None
+        if fleet.config.router.tls.certificate is not None:
+            self._tls = ssl.create_default_context()  # it is asked how it is, not who it is
+            self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
         self.ready = False
         """Whether the fleet has served."""
 
@@ -60,10 +65,10 @@ class Watch:
         self.ready = True
         ready = [board for board, seen in self._boards.items() if seen["state"] == READY]
         models = [model.alias for model in self._fleet.config.models]
-        address = self._address()
-        self._say(f"Calculet serves {', '.join(models)} at http://{address}/v1 ({len(ready)} of {len(self._boards)} boards ready)")
+        address, options = f"{'https' if self._tls else 'http'}://{self._address()}", "-kN" if self._tls else "-N"
+        self._say(f"Calculet serves {', '.join(models)} at {address}/v1 ({len(ready)} of {len(self._boards)} boards ready)")
         self._say(
-            f"  curl -N http://{address}/v1/chat/completions -H 'content-type: application/json' \\\n"
+            f"  curl {options} {address}/v1/chat/completions -H 'content-type: application/json' \\\n"
             f'    -d \'{{"model":"{models[0]}","stream":true,"messages":[{{"role":"user","content":"Why is the sky blue?"}}]}}\''
         )
 
@@ -71,11 +76,11 @@ class Watch:
         host, _, port = self._address().rpartition(":")
         try:
             async with asyncio.timeout(1.0):
-                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=self._tls)
                 writer.write(f"GET /readyz HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
                 line = await reader.readline()
                 writer.close()
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError):  # an ssl.SSLError is one
             return False
         return line.split()[1:2] == [b"200"]
 

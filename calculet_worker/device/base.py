@@ -2,8 +2,10 @@
 
 Threads. `submit`, `give_back`, `release`, `can_allocate`, `counters` and `telemetry` never block and are called from the actor's
 thread. `configure`, `inspect`, `reset_configuration`, `reset`, `wait_any` and `close` may block and are called from the one
-device thread; `wait_any` may run while the others are called. `counters` and `telemetry` are also called from the device thread,
-before `configure` and after `reset_configuration`, and may run while the others do. Apart from that no two calls overlap.
+device thread; `wait_any` may run while the others are called. Where `DeviceLimits.polls` says so, `wait_any(0)` is also called
+from the actor's thread, at times when the device thread is not in the device. `counters` and `telemetry` are also called from the
+device thread, before `configure` and after `reset_configuration`, and may run while the others do. Apart from that no two calls
+overlap.
 
 Completions may come out of order. A completion leases its output buffer until `give_back`; a device with no free output
 buffer answers `submit` with `DEVICE_BUSY`. A submitted job's input arrays belong to the device until the job completes.
@@ -56,6 +58,8 @@ class DeviceLimits:
     """True: two jobs in flight really compute at once; a trace must show it."""
     on_host: bool = False
     """It computes on the host's own processors, which are busy rather than asleep while it does."""
+    polls: bool = False
+    """`wait_any(0)` takes microseconds, whatever runs, and may be called from any thread; see above."""
     unconfigures: bool = True
     """True: it is verified that `reset_configuration` gives everything back (the contract suite, for what we can run). False: an
     unload ends the process instead, and the next one begins empty (scheduling §12)."""

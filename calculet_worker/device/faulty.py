@@ -111,13 +111,13 @@ def write_firing(path: Path, board: str, firing: Firing) -> None:
 
 def _with_exception(completion: Completion, job: Job | None, row: int | None) -> Completion:
     if row is None or job is None:
-        return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=None)
+        return msgspec.structs.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=None)
     row %= 1 if job.lane_valid is None else max(1, int(job.lane_valid.sum()))  # active rows come first
     logits = completion.logits
     if logits is not None:
         logits = np.array(logits)
         logits[row] = np.nan
-    return dataclasses.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=logits, failed_rows=(row,))
+    return msgspec.structs.replace(completion, status=OutputStatus.CCU_EXCEPTION, logits=logits, failed_rows=(row,))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class FaultyDevice:
         if isinstance(fault, BadNumbers) and completion.logits is not None:
             logits = np.array(completion.logits)
             logits[fault.row % len(logits)] = narrow([fault.value])[0] if logits.dtype == BITS else fault.value
-            return dataclasses.replace(completion, logits=logits)
+            return msgspec.structs.replace(completion, logits=logits)
         return completion
 
     def _take_due(self, now_ns: int) -> tuple[Completion | None, int]:

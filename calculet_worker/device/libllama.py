@@ -89,6 +89,45 @@ class Rows:
         self.raw.n_tokens = count
 
 
+class ThreadPool:
+    """The threads that compute, kept from one `llama_decode` to the next; without one ggml starts and ends them at each.
+
+    After a job they look for the next one for about as long as the host needs from one job to the next, and then sleep.
+    """
+
+    THREADS_AT, POLL_AT = 512, 520
+    """Bytes into `ggml_threadpool_params`, which the binding does not declare: the number of threads, and how long they look."""
+    POLL_DEFAULT, POLL = 50, 1
+    """In 131,072 pauses of the processor, one to three milliseconds."""
+
+    def __init__(self, ggml: Any, raw: int) -> None:
+        self._ggml, self._raw = ggml, raw
+
+    @classmethod
+    def attach(cls, library: Any, context: Any, threads: int) -> ThreadPool | None:
+        """One for this context; None where one thread computes, or the library is not as we know it: then ggml sees to itself."""
+        ggml = library._lib  # looks into the libraries that it brought along, too
+        known = ("ggml_threadpool_params_init", "ggml_threadpool_new", "ggml_threadpool_free", "llama_attach_threadpool")
+        if threads < 2 or not all(hasattr(ggml, name) for name in known):
+            return None
+        parameters = (ctypes.c_uint32 * 256)()
+        ggml.ggml_threadpool_params_init(ctypes.byref(parameters), ctypes.c_int(threads))
+        if (parameters[cls.THREADS_AT // 4], parameters[cls.POLL_AT // 4]) != (threads, cls.POLL_DEFAULT):
+            log.warning("ggml's thread pool is not as it was known: its threads start anew for each job")
+            return None
+        parameters[cls.POLL_AT // 4] = cls.POLL
+        ggml.ggml_threadpool_new.restype = ctypes.c_void_p
+        raw = ggml.ggml_threadpool_new(ctypes.byref(parameters))
+        if not raw:
+            return None
+        ggml.llama_attach_threadpool(ctypes.c_void_p(context), ctypes.c_void_p(raw), ctypes.c_void_p(raw))
+        return cls(ggml, raw)
+
+    def free(self) -> None:
+        """End the threads; the context must be gone."""
+        self._ggml.ggml_threadpool_free(ctypes.c_void_p(self._raw))
+
+
 class Session:
     """A model and its context. One thread at a time."""
 
@@ -116,6 +155,7 @@ class Session:
         if not self.context:
             library.llama_model_free(self.model)
             raise MemoryError(f"llama.cpp cannot make a context of {lanes} lanes of {context} tokens")
+        self._pool = ThreadPool.attach(library, self.context, threads)
         self._memory = library.llama_get_memory(self.context)
         self.lanes, self.lane_context = library.llama_n_seq_max(self.context), library.llama_n_ctx_seq(self.context)
         self.vocab_size: int = library.llama_vocab_n_tokens(library.llama_model_get_vocab(self.model))
@@ -166,6 +206,8 @@ class Session:
         """Give the memory back; nobody may look at logits any more."""
         self._views.clear()
         self._library.llama_free(self.context)
+        if self._pool is not None:
+            self._pool.free()
         self._library.llama_model_free(self.model)
 
     def _logits(self, rows: int) -> Logits:

@@ -91,7 +91,7 @@ class SimDevice:
     def limits(self) -> DeviceLimits:
         """As the board says."""
         with self._changed:
-            return dataclasses.replace(self._board.limits(), unconfigures=self._unconfigures)
+            return dataclasses.replace(self._board.limits(), unconfigures=self._unconfigures, polls=True)
 
     def counters(self) -> DeviceCounters:
         """A completion that waits for its reader is still pending."""

@@ -18,6 +18,7 @@ EMPTY = -1
 CUT = -2
 """Stands for a prompt that was continued where the artifact does not do so exactly."""
 BUFFERS_PER_ENGINE = 2
+_min, _max = np.minimum.reduce, np.maximum.reduce
 INT32, UINT8 = np.dtype(np.int32), np.dtype(np.uint8)
 
 
@@ -56,6 +57,7 @@ class Graph:
         self.lengths = [0] * manifest.lanes
         self.digests = [0] * manifest.lanes
         self.scars = [0] * manifest.lanes
+        self._ascending = np.arange(manifest.context, dtype=np.int32)
         self.noise = self.rule.noise(manifest.tokenizer.vocab_size)
         self.top = float(self.noise.max())
         self.bf16 = manifest.profiles[0].logit_dtype == "bfloat16"
@@ -86,8 +88,8 @@ class Graph:
         lane = int(job.lanes[0])
         fits = (
             0 <= lane < manifest.lanes
-            and 0 <= tokens.min() <= tokens.max() < manifest.tokenizer.vocab_size
-            and 0 <= positions.min() <= positions.max() < manifest.context
+            and 0 <= _min(tokens) <= _max(tokens) < manifest.tokenizer.vocab_size
+            and 0 <= _min(positions) <= _max(positions) < manifest.context
         )
         return Input([lane], [], [], [0]) if fits else None
 
@@ -119,7 +121,7 @@ class Graph:
     def write(self, lane: int, tokens: Ints, positions: Ints) -> None:
         """A prompt's tokens, where they belong or not."""
         length, count = self.lengths[lane], len(tokens)
-        if int(positions[0]) == length and (count == 1 or bool((positions[1:] - positions[:-1] == 1).all())):
+        if int(positions[0]) == length and np.array_equal(positions, self._ascending[length : length + count]):
             self.tokens[lane, length : length + count] = tokens
             self.lengths[lane] += count
             self.digests[lane] += self.rule.traces(tokens, length)

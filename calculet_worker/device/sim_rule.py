@@ -107,6 +107,7 @@ class TokenRule:
 
     def __init__(self, manifest: Manifest, profile: SimProfile) -> None:
         self._salt = int(manifest.image_sha256[:16], 16)
+        self._of_position = np.arange(manifest.context, dtype=np.uint64) * np.uint64(_POSITION_FACTOR) + np.uint64(self._salt)
         tokenizer = manifest.tokenizer
         self._eos = tokenizer.eos_token_ids[0] if tokenizer.eos_token_ids else 0
         self._eos_below = int(profile.eos_per_token * (1 << 24)) if tokenizer.eos_token_ids else 0
@@ -124,8 +125,7 @@ class TokenRule:
         """The sum of the traces of tokens at positions from `start` on."""
         words = token_ids.astype(np.uint64)
         words *= np.uint64(_TOKEN_FACTOR)
-        words += np.arange(start, start + len(words), dtype=np.uint64) * np.uint64(_POSITION_FACTOR)
-        words += np.uint64(self._salt)
+        words += self._of_position[start : start + len(words)]
         words ^= words >> np.uint64(30)
         words *= np.uint64(_FACTORS[0])
         words ^= words >> np.uint64(27)

@@ -103,6 +103,11 @@ class PingPong:
             self._degrade(Degraded.OPERATOR, "an operator's word", force=True)
 
     # ---------------------------------------------------------------- what is told
+    @property
+    def unsaid(self) -> bool:
+        """Whether `changed` has something to tell."""
+        return self.reason is not self._told
+
     def changed(self) -> tuple[Degraded | None, str] | None:
         """What is to be recorded: the state, when it is not the one that was told last."""
         if self.reason is self._told:

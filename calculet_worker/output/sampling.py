@@ -38,15 +38,26 @@ class Drawn:
     logprob: wire.TokenLogprob | None
 
 
-def greedy_rows(logits: Floats) -> NDArray[np.int32]:
-    """The best id of each row, int32 [rows], of float32 [rows, vocabulary]."""
-    best: NDArray[np.int32] = logits.argmax(axis=1).astype(np.int32)
-    return best
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """What a greedy answer and the check for sound numbers need of logits [rows, vocabulary]."""
+
+    best: NDArray[np.int64]
+    """The best id of each row, the least of equal ones, int64 [rows]."""
+    finite: NDArray[np.bool_]
+    """Which rows are free of NaN and Inf, bool [rows]."""
 
 
-def finite_rows(logits: Floats) -> NDArray[np.bool_]:
-    """Which rows of float32 [rows, vocabulary] are free of NaN and Inf, bool [rows]."""
-    return np.asarray(np.isfinite(logits).all(axis=1))
+def row_facts(logits: Floats) -> RowFacts:
+    """Of float32 [rows, vocabulary]: two passes, which let other threads have the interpreter.
+
+    A NaN in a row is its argmax and its minimum, +Inf the value at its argmax, -Inf its minimum: so a row is finite when both are.
+    """
+    best = logits.argmax(axis=1)
+    ends = np.empty((2, len(logits)), np.float32)
+    logits.min(axis=1, out=ends[0])
+    ends[1] = logits[np.arange(len(logits)), best]
+    return RowFacts(best, np.asarray(np.isfinite(ends).all(axis=0)))
 
 
 class Sampler:

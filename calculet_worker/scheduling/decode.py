@@ -81,13 +81,13 @@ class DecodeQueue:
         """A DECODE_READY sequence ended."""
         del self._ready[seq.seq_id]
 
-    def hold_until_ns(self, others_running: bool, now_ns: int) -> int | None:
-        """Until when a step that is not full waits for sequences of another job in flight (scheduling §7.2); None: it is due.
+    def hold_until_ns(self, now_ns: int) -> int | None:
+        """Until when a step that is not full may wait for those who can join it (scheduling §7.2); None: it is due.
 
         The window runs from the oldest waiter, whoever comes after. It ends so early that the step it leads to, as long as steps
         take, still ends before any ready sequence's deadline and within the time that `token_sla_ms` allows between tokens.
         """
-        if not self._window_ns or not others_running or len(self._ready) >= self._max_rows:
+        if not self._window_ns or not self._ready or len(self._ready) >= self._max_rows:
             return None
         ready = self._ready.values()
         oldest = min(seq.ready_since_ns for seq in ready)

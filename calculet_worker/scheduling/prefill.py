@@ -63,6 +63,13 @@ class PrefillQueues:
         """A PREFILL_READY sequence ended while it waited."""
         self.depths[self.turn_of(seq)] -= 1
 
+    def rest(self, turn: Turn) -> int | None:
+        """Tokens that the next prompt of that queue still has to bring into KV, in one job or several; None: the queue is empty."""
+        heap = self._heaps[turn]
+        while heap and heap[0][2].state is not RequestState.PREFILL_READY:
+            heapq.heappop(heap)
+        return heap[0][2].prompt_tokens - heap[0][2].kv_length if heap else None
+
     def take(self, turn: Turn) -> PrefillPart:
         """The next part of that queue.
 

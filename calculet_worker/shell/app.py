@@ -40,7 +40,7 @@ from calculet_core.shell.limits import open_limits
 from calculet_core.shell.link import MAX_MESSAGE_BYTES, Frames, Link, bind_router, bind_router_tcp, connect_dealer
 from calculet_core.shell.logs import set_level
 from calculet_core.shell.packages import load_keys
-from calculet_core.shell.process import is_shortage
+from calculet_core.shell.process import in_words, is_machines, is_shortage
 from calculet_core.shell.stacks import keep_stacks
 from calculet_core.shell.telemetry import serve_metrics
 from calculet_worker.actions import (
@@ -96,6 +96,8 @@ STALL_NS = 1 * S
 """Between two rounds of it: longer, and this process did not run."""
 GC_THRESHOLDS = (20_000, 20, 100)
 """Young objects before they are looked through: the default, 700, does that every few steps, on the way to the next job."""
+BURST_NS = MS // 2
+"""Jobs that end at once are followed by the next one for so long before the loop goes on."""
 HEARD_LATE_NS = MS // 4
 """Between the device thread's word and the loop's ear."""
 WARM_FOR_NS = 1 * MS
@@ -147,6 +149,7 @@ class Worker:
         self._wakeup_ns: int | None = None
         self._report_due: asyncio.TimerHandle | None = None
         self._reported_s, self._retry_s = 0.0, MIN_REPORT_GAP_S
+        self._burst_until_ns = 0
         self._kept_ns = self._handled_ns = time.monotonic_ns()
         self._rehearsal: Rehearsal | None = None
         self._stop_asked = False
@@ -242,6 +245,7 @@ class Worker:
             return
         self._handling = True
         try:
+            self._burst_until_ns = time.monotonic_ns() + BURST_NS
             while self._events:
                 for action in self._engine.handle(self._events.popleft(), time.monotonic_ns()):
                     self._perform(action)
@@ -264,23 +268,23 @@ class Worker:
         self._performers[type(action)](action)
 
     def _set_wakeup(self) -> None:
+        """Have the timer come no later than the engine wants. One that comes too early finds nothing due and is set anew then:
+        nearly every request moves the next deadline, and hardly any deadline comes."""
         at_ns = self._engine.next_wakeup_ns()
-        if at_ns == self._wakeup_ns:
+        if at_ns is None or (self._wakeup_ns is not None and self._wakeup_ns <= at_ns):
             return
         if self._wakeup is not None:
             self._wakeup.cancel()
         self._wakeup_ns = at_ns
-        self._wakeup = self._arm() if at_ns is not None else None
-
-    def _arm(self) -> asyncio.TimerHandle:
-        return self._loop.call_later(max(0, (self._wakeup_ns or 0) - time.monotonic_ns()) / S, self._time_came)
+        self._wakeup = self._loop.call_later(max(0, at_ns - time.monotonic_ns()) / S, self._time_came)
 
     def _time_came(self) -> None:
-        if time.monotonic_ns() < (self._wakeup_ns or 0):  # the loop counts in milliseconds
-            self._wakeup = self._arm()
-            return
         self._wakeup = self._wakeup_ns = None
-        self._handle(TimeCame())
+        at_ns = self._engine.next_wakeup_ns()
+        if at_ns is not None and at_ns <= time.monotonic_ns():
+            self._handle(TimeCame())
+        else:  # not yet, or the loop, which counts in milliseconds, came early
+            self._set_wakeup()
 
     def _bug(self, error: BaseException | None) -> None:
         log.critical("a bug ends this worker", exc_info=error)
@@ -300,12 +304,17 @@ class Worker:
     def _submit(self, action: SubmitJob) -> None:
         if self._tracer is None:
             self._events.append(self._executor.submit(action))
-            return
-        start_ns, job_id = time.monotonic_ns(), action.job.job_id
-        answer = self._executor.submit(action)
-        if isinstance(answer, JobSubmitted):
-            self._tracer.submitted(job_id, start_ns, time.monotonic_ns())
-        self._events.append(answer)
+        else:
+            start_ns, job_id = time.monotonic_ns(), action.job.job_id
+            answer = self._executor.submit(action)
+            if isinstance(answer, JobSubmitted):
+                self._tracer.submitted(job_id, start_ns, time.monotonic_ns())
+            self._events.append(answer)
+        if action.brief and (ended := self._executor.look()) is not None:
+            if time.monotonic_ns() < self._burst_until_ns:
+                self._events.append(ended)
+            else:  # others' turn: routers, timers, what is to be sent
+                self._loop.call_soon(self._handle, ended)
 
     def _trace(self, action: TraceSteps) -> None:
         if self._tracer is not None:
@@ -401,7 +410,7 @@ class Worker:
             self._bad("unexpected", type(message).__name__)
 
     def _greet(self, peer: Peer) -> None:
-        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello()))])
+        self._send(peer, [peer.identity, *wire.encode(self._reporter.introduce(self._engine.hello(), peer.seq))])
 
     def _flush(self) -> None:
         """One tick for each router that something is there for."""
@@ -543,7 +552,10 @@ def serve(fleet: Fleet, board: BoardConfig) -> tuple[int, str]:
         code, reason = exit_code_of(error), str(error)
         raise
     finally:
-        write_atomic(exit_path, json.dumps({"code": code, "reason": reason, "epoch": epoch}).encode() + b"\n")
+        try:
+            write_atomic(exit_path, json.dumps({"code": code, "reason": reason, "epoch": epoch}).encode() + b"\n")
+        except OSError as error:  # the code of the process tells most of it
+            log.warning("what it ended of cannot be left: %s", in_words(error))
         lock.release()
     return code, reason
 
@@ -552,4 +564,6 @@ def exit_code_of(error: Exception) -> int:
     """The exit code for what stopped a worker from starting."""
     if isinstance(error, ConfigError | ArtifactError):
         return ExitCode.CONFIG
-    return ExitCode.BOARD_UNAVAILABLE if isinstance(error, BoardUnavailable | LockHeld) else ExitCode.BUG
+    if isinstance(error, BoardUnavailable | LockHeld) or is_machines(error):
+        return ExitCode.UNAVAILABLE
+    return ExitCode.BUG

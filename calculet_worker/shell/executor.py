@@ -1,10 +1,11 @@
 """The device thread: everything of the board that may block happens here, and nothing else does.
 
 `submit` is called on the actor's thread, as a device never blocks in it; the device thread then waits for completions and hands
-each to the loop, BF16 logits widened to float32. While a job is out it waits in slices, so that a reset or an end is not kept
-waiting by a job's time limit; with nothing out it sleeps on its inbox. Once in a long job, shortly before it should end, it wakes
-the loop for a rehearsal. A job whose deadline passes is reported lost (rc 13) but still waited for: its late completion is what
-proves that its buffers are free.
+each to the loop, BF16 logits widened to float32 and the best of each row found. While a job is out it waits in slices, so that a
+reset or an end is not kept waiting by a job's time limit; with nothing out it sleeps on its inbox. For a job so brief that waking
+the thread would take longer the actor looks once itself (`look`) while the thread sleeps; what has not ended by then goes to the
+thread like any other job. Once in a long job, shortly before it should end, the thread wakes the loop for a rehearsal. A job whose
+deadline passes is reported lost (rc 13) but still waited for: its late completion is what proves that its buffers are free.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
 
 from calculet_core.clock import MS
 from calculet_core.jobs import Completion, Holdings, JobHandle, ReturnCode
@@ -32,6 +35,7 @@ from calculet_worker.events import (
     JobSubmitted,
 )
 from calculet_worker.output.bf16 import BITS, Widener
+from calculet_worker.output.sampling import row_facts
 
 SLICE_NS = 50 * MS
 log = logging.getLogger("calculet.executor")
@@ -46,6 +50,8 @@ class Executor:
         self._device, self._deliver, self._rehearse = device, deliver, rehearse
         self._rehearse_ns: int | None = None
         """When the rehearsal for the job that was submitted last is due."""
+        self._brief: SubmitJob | None = None
+        """Submitted, and the device thread does not know of it."""
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._deadlines: dict[int, int] = {}
         self._unproven: set[int] = set()
@@ -61,17 +67,42 @@ class Executor:
 
     # ---------------------------------------------------------------- actor's thread
     def submit(self, action: SubmitJob) -> JobSubmitted | JobRefused:
-        """Submit at once; the device thread learns of it."""
+        """Submit at once; the device thread learns of it, or `look` must follow."""
         job_id = action.job.job_id
         self._rehearse_ns = action.rehearse_ns
-        self._deadlines[job_id] = action.deadline_ns  # before: it may complete before `submit` has returned
+        brief = action.brief and not self._deadlines and not self._unproven  # so the device thread is not in the device
+        if not brief:
+            self._deadlines[job_id] = action.deadline_ns  # before: it may complete before `submit` has returned
         answer = self._device.submit(action.job, action.engine)
         if isinstance(answer, JobHandle):
             self._busy.change(1)
-            self._inbox.put(_nothing)
+            if brief:
+                self._brief = action
+            else:
+                self._inbox.put(_nothing)
             return JobSubmitted(job_id, answer.engine)
         self._deadlines.pop(job_id, None)
         return JobRefused(job_id, int(answer))
+
+    def look(self) -> JobCompleted | JobLost | None:
+        """After `submit`: the end of a brief job, if that is what it was and it is there; else the device thread waits for it."""
+        action, self._brief = self._brief, None
+        if action is None:
+            return None
+        job_id, found = action.job.job_id, self._wait_any(0)
+        if isinstance(found, Completion):
+            event = self._completed(found)
+            if found.job_id == job_id:
+                self._busy.change(-1)
+                return event
+        elif found is not ReturnCode.TIMEOUT:
+            self._busy.change(-1)
+            return JobLost(job_id, int(found))
+        else:
+            event = None
+        self._deadlines[job_id] = action.deadline_ns
+        self._inbox.put(_nothing)
+        return event
 
     def perform(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> None:
         """Queue an action that may block; its answer is delivered."""
@@ -109,11 +140,7 @@ class Executor:
         early = self._rehearse_ns
         if early is not None:
             timeout = max(0, min(timeout, early - now))
-        try:
-            found = self._device.wait_any(timeout)
-        except Exception:
-            log.exception("device: waiting failed")
-            found = ReturnCode.OTHER
+        found = self._wait_any(timeout)
         if not isinstance(found, ReturnCode):
             self._rehearse_ns = None
             if self._deadlines.pop(found.job_id, None) is not None:
@@ -134,17 +161,28 @@ class Executor:
                 self._lose(job_id, found)
             self._unproven.clear()  # the device has said that it will not tell
 
+    def _wait_any(self, timeout_ns: int) -> Completion | ReturnCode:
+        try:
+            return self._device.wait_any(timeout_ns)
+        except Exception:
+            log.exception("device: waiting failed")
+            return ReturnCode.OTHER
+
     def _completed(self, found: Completion) -> JobCompleted:
-        arrived_ns = time.monotonic_ns()
-        if found.logits is None or found.logits.dtype != BITS or found.logits.ndim != 2:
+        arrived_ns, bf16_ns, logits = time.monotonic_ns(), None, found.logits
+        if logits is None or logits.ndim != 2:
             return JobCompleted(found, arrived_ns)
-        wide = replace(found, logits=self._widener.widen(found.buffer_id, found.logits))
-        return JobCompleted(wide, arrived_ns, time.monotonic_ns() - arrived_ns)
+        if logits.dtype == BITS:
+            logits = self._widener.widen(found.buffer_id, logits)
+            found, bf16_ns = replace(found, logits=logits), time.monotonic_ns() - arrived_ns
+        facts = row_facts(logits) if logits.dtype == np.float32 and logits.size else None
+        return JobCompleted(found, arrived_ns, bf16_ns, facts)
 
     def _lose(self, job_id: int, rc: ReturnCode) -> None:
-        if self._deadlines.pop(job_id, None) is not None:
+        if job_id in self._deadlines:
+            self._unproven.add(job_id)  # before: with both empty the actor takes this thread for asleep
+            del self._deadlines[job_id]
             self._busy.change(-1)
-            self._unproven.add(job_id)
             self._deliver(JobLost(job_id, int(rc)))
 
     def _answer(self, action: ConfigureDevice | UnconfigureDevice | ResetDevice) -> Event:
@@ -202,7 +240,7 @@ class SynchronousExecutor(Executor):
 
     def submit(self, action: SubmitJob) -> JobSubmitted | JobRefused:
         """Submit, and wait until the job ended or was lost; its end is delivered."""
-        answer = super().submit(action)
+        answer = super().submit(replace(action, brief=False))
         while action.job.job_id in self._deadlines:
             self._wait()
         return answer

@@ -32,9 +32,10 @@ class Reporter:
             "power_mode": versions.power_mode,
         }
 
-    def introduce(self, hello: wire.WorkerHello) -> wire.WorkerHello:
-        """The whole greeting."""
-        return msgspec.structs.replace(hello, versions=self._versions, chips=len(self._device.telemetry()), constrains=AVAILABLE)
+    def introduce(self, hello: wire.WorkerHello, seq: int) -> wire.WorkerHello:
+        """The whole greeting; `seq` is the number of the last tick for that router."""
+        chips = len(self._device.telemetry())
+        return msgspec.structs.replace(hello, versions=self._versions, chips=chips, constrains=AVAILABLE, seq=seq)
 
     def complete(self, report: wire.WorkerReport, lost_messages: int, holding: Holding) -> wire.WorkerReport:
         """The whole report; `lost_messages` counts sends to routers that ZeroMQ refused."""

@@ -1,6 +1,6 @@
 """The worker's metrics: counters from the engine's records, gauges read when somebody asks.
 
-Every name is the catalogue's. A record costs the loop about a microsecond for each counter; a job's is the most frequent one.
+Every name is the catalogue's. What comes with every request or job is only added up here, and carried over before a scrape.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from calculet_core import history
 from calculet_core.clock import S
 from calculet_core.history import Event
+from calculet_core.shell.sums import Histogram, Sums
 from calculet_core.shell.telemetry import Collectors
 from calculet_core.states.model_generation import ModelState
 from calculet_worker.device.base import Device
@@ -28,7 +29,17 @@ class Telemetry:
         self._engine, self._device, self._armed = engine, device, armed
         self._tenants = frozenset(tenants)
         self._metric = Collectors("worker", board=board)
+        self._sums = Sums("worker", self._metric)
+        self._admission_wait, self._step, self._batch_wait, self._kv_free, self._lengths = (
+            Histogram("worker", name, self._metric, {"board": board})
+            for name in (
+                "calculet_worker_admission_wait_seconds", "calculet_worker_step_seconds", "calculet_worker_batch_wait_seconds",
+                "calculet_worker_kv_free_seconds", "calculet_worker_sequence_tokens",
+            )
+        )  # fmt: skip
         self._busy_told_ns = 0
+        self._compiled: int | None = None
+        """Rows of the last decode step's profile."""
         self._constraints: Constraints | None = None
         self._told: dict[str, float] = {}
         """Totals that others keep, as of the last scrape."""
@@ -77,55 +88,54 @@ class Telemetry:
 
     # ---------------------------------------------------------------- counters
     def _admitted(self, event: Event) -> None:
-        data, metric = event.data, self._metric
-        waited_ns = data["wait_ns"]
-        metric("calculet_worker_admissions", decision="queue" if data["queued"] else "admit").inc()
-        metric("calculet_worker_admission_wait_seconds").observe(waited_ns / S)
+        data, grown = event.data, self._sums.grown
+        grown["calculet_worker_admissions", ("queue" if data["queued"] else "admit",)] += 1
+        self._admission_wait.observe((), data["wait_ns"] / S)
         if data.get("starved"):
-            metric("calculet_worker_starvation_events", tenant=self._tenant(data["tenant"])).inc()
+            grown["calculet_worker_starvation_events", (self._tenant(data["tenant"]),)] += 1
 
     def _attempt_done(self, event: Event) -> None:
-        data, metric = event.data, self._metric
-        metric("calculet_worker_requests", outcome=data["outcome"]).inc()
+        data, grown = event.data, self._sums.grown
+        grown["calculet_worker_requests", (data["outcome"],)] += 1
         if data["outcome"] == "refused":
-            metric("calculet_worker_admissions", decision=f"refuse_{data['code']}").inc()
+            grown["calculet_worker_admissions", (f"refuse_{data['code']}",)] += 1
             return
         if data.get("timed_out"):
-            metric("calculet_worker_admissions", decision="timeout").inc()
+            grown["calculet_worker_admissions", ("timeout",)] += 1
         prompt, generated = data["prompt_tokens"], data["tokens"]
-        metric("calculet_worker_tokens", kind="prompt").inc(prompt)
-        metric("calculet_worker_tokens", kind="generated").inc(generated)
-        metric("calculet_worker_sequence_tokens", kind="prompt").observe(prompt)
-        metric("calculet_worker_sequence_tokens", kind="total").observe(prompt + generated)
-        metric("calculet_worker_tenant_tokens", tenant=self._tenant(data["tenant"])).inc(prompt + generated)
+        grown["calculet_worker_tokens", ("prompt",)] += prompt
+        grown["calculet_worker_tokens", ("generated",)] += generated
+        grown["calculet_worker_tenant_tokens", (self._tenant(data["tenant"]),)] += prompt + generated
+        self._lengths.observe(("prompt",), prompt)
+        self._lengths.observe(("total",), prompt + generated)
 
     def _job(self, event: Event) -> None:
-        data, metric = event.data, self._metric
+        data, grown = event.data, self._sums.grown
         kind, result = data["kind"], data["result"]
-        metric("calculet_worker_jobs", kind=kind, result=result).inc()
-        metric("calculet_worker_turns", queue=data["queue"]).inc()
+        grown["calculet_worker_jobs", (kind, result)] += 1
+        grown["calculet_worker_turns", (data["queue"],)] += 1
         if result != "ok":
             if rc := data.get("rc"):
-                metric("calculet_worker_refusals", rc=str(rc)).inc()
+                grown["calculet_worker_refusals", (str(rc),)] += 1
             return
-        metric("calculet_worker_step_seconds", kind=kind).observe(data["ns"] / S)
-        metric("calculet_worker_engine_jobs", engine=data["engine"]).inc()
+        self._step.observe((kind,), data["ns"] / S)
+        grown["calculet_worker_engine_jobs", (data["engine"],)] += 1
         timings = data["timings"]
         for part, spent_ns in (("h2d", timings.h2d_ns), ("wait", timings.wait_ns), ("d2h", timings.d2h_ns)):
             if spent_ns is not None:  # what a device does not tell has no sample
-                metric("calculet_worker_device_part_seconds", kind=kind, part=part).inc(spent_ns / S)
+                grown["calculet_worker_device_part_seconds", (kind, part)] += spent_ns / S
         if overlap := data.get("overlap_ns"):
-            metric("calculet_worker_overlap_seconds").inc(overlap / S)
+            grown["calculet_worker_overlap_seconds", ()] += overlap / S
         if kind == "decode":
             rows, compiled = data["rows"], data["compiled"]
-            metric("calculet_worker_batch_compiled").set(compiled)
-            metric("calculet_worker_batch_active").inc(rows)
-            metric("calculet_worker_batch_rows").inc(compiled)
-            metric("calculet_worker_batch_lane_waste").inc(compiled - rows)
-            metric("calculet_worker_batch_wait_seconds").observe(data["waited_ns"] / S)
+            self._compiled = compiled
+            grown["calculet_worker_batch_active", ()] += rows
+            grown["calculet_worker_batch_rows", ()] += compiled
+            grown["calculet_worker_batch_lane_waste", ()] += compiled - rows
+            self._batch_wait.observe((), data["waited_ns"] / S)
 
     def _lane_free(self, event: Event) -> None:
-        self._metric("calculet_worker_kv_free_seconds").observe(event.data["free_ns"] / S)
+        self._kv_free.observe((), event.data["free_ns"] / S)
         if (since := event.data.get("since_cancel_ns")) is not None:
             self._metric("calculet_worker_cancel_to_free_seconds").observe(since / S)
 
@@ -152,6 +162,9 @@ class Telemetry:
     def exposition(self, now_ns: int, busy_ns: int) -> bytes:
         """The scrape's text, with every gauge as it is now; `busy_ns` is how long the device has had a job so far."""
         metric, gauges = self._metric, self._engine.gauges(now_ns)
+        self._sums.settle()
+        if self._compiled is not None:
+            metric("calculet_worker_batch_compiled").set(self._compiled)
         metric("calculet_worker_device_busy_seconds").inc((busy_ns - self._busy_told_ns) / S)
         self._busy_told_ns = busy_ns
         metric("calculet_worker_waiting_requests").set(gauges.queue_depth["waiting"])

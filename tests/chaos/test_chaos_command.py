@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from builders_fleet import BIN, Fleet, Packages, until
+from builders_tls import trusting, write_certificate
 
 from calculet_core import history
 from calculet_core.shell.control_client import ControlError, call
@@ -144,3 +145,26 @@ def test_a_fleet_without_the_switch_refuses_everywhere(tmp_path: Path, packages:
         assert code == 2 and "does not allow chaos" in text, "the file alone arms nothing: the processes must have started with it"
         assert audit(plain) == []
         assert b"calculet_supervisor_chaos_enabled 0.0" in plain.get("/metrics").body
+
+
+def test_a_fleet_with_https_and_keys_is_disturbed_like_any_other(tmp_path: Path, packages: Packages) -> None:
+    folder = tmp_path / "fleet"
+    folder.mkdir()
+    write_certificate(folder)
+    tls = {"tls": {"certificate": "tls.crt", "key": "tls.key"}, "require_keys": True}
+    secure = Fleet(folder, packages.get("sim-batch", "--step-ms", "5"), packages.key.with_suffix(".pub"), chaos={"enabled": True}, router=tls)
+    secure.tls = trusting(folder)
+    with secure:
+        until(lambda: "at https://" in (folder / "keeper.log").read_text(), "`calculet up` says that it serves, and how")
+        code, _, text = run(secure, "kill_worker")
+        assert code == 2 and "--api-key" in text, text
+        made = subprocess.run(
+            [str(BIN / "calculet"), "keys", "create", "default", "--config", str(secure.config), "--json"], capture_output=True, text=True, timeout=60
+        )
+        assert made.returncode == 0, made.stderr
+        key = json.loads(made.stdout)["key"]
+        until(lambda: secure.ask("GET", "/v1/models", headers={"authorization": f"Bearer {key}"}).status == 200, "the key is taken")
+        code, outcome, text = run(secure, "kill_router", "--api-key", key)
+        assert code == 0 and outcome["passed"] and outcome["ok"] > 0, text
+        code, _, text = run(secure, "kill_router", "--api-key", key, "--server-name", "another.example")
+        assert code == 3 and "another.example" in text, text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 from builders_device import BACKENDS, LIMIT_NS, Backend, Board, a_prompt, ints
@@ -150,7 +150,7 @@ def wrong_jobs(board: Board) -> dict[str, tuple[Job, ReturnCode]]:
     lanes, context = board.package.manifest.lanes, board.package.manifest.context
     prompt, shape, dtype = [65, 66, 67], ReturnCode.INVALID_SHAPE, ReturnCode.INVALID_DTYPE
     vocabulary = board.package.manifest.tokenizer.vocab_size
-    other = dataclasses.replace
+    other = msgspec.structs.replace
     unknown = type(board.package.manifest.profile(1))(
         **{name: getattr(board.package.manifest.profile(1), name) for name in board.package.manifest.profile(1).__struct_fields__}
         | {"compiled_batch": 3}
@@ -184,7 +184,7 @@ def test_jobs_that_do_not_fit_are_refused_and_leave_no_trace(board: Board) -> No
 
 def test_a_job_of_another_generation_is_refused(board: Board) -> None:
     for generation in (0, 2):
-        job = dataclasses.replace(board.prefill_job(0, [65]), generation=generation)
+        job = msgspec.structs.replace(board.prefill_job(0, [65]), generation=generation)
         answer = board.device.submit(job)
         assert isinstance(answer, ReturnCode) and answer not in (ReturnCode.OK, ReturnCode.DEVICE_BUSY)
     assert board.device.counters().pending == 0

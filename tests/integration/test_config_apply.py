@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -130,6 +131,42 @@ def test_everything_that_can_change_changes_under_load_and_nothing_in_flight_is_
     assert check(events) == []
     ready = [event for event in events if event.event == "fleet.configured" and event.board != "-"]
     assert [event.board for event in ready] == ["board0", "board1"], "one at a time"
+
+
+def test_routers_move_under_load_and_nobody_is_refused_nor_a_stream_broken(fleet: Fleet) -> None:
+    expected, before = fleet.completion("abc", max_tokens=60).text, fleet.pids()
+    whole = json.loads(fleet.config.read_text())
+    with load(fleet) as answers:
+        until(lambda: len(answers) > 5, "load")
+        edit(fleet, usage={"keep_days": 9})
+        done = config(fleet, "plan")
+        assert done.returncode == 2 and "restart of the routers" in done.stdout and "nobody is refused" in done.stdout
+        done = config(fleet, "apply", "--yes", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        answer = json.loads(done.stdout)
+        assert (answer["routers_to_restart"], answer["routers_stay"], answer["elsewhere"]) == ([], None, [])
+        [router] = until(fleet.status, "status")["routers"]
+        assert (router["name"], router["draining"]) == ("router-b", False) and router["pid"] != before["router"]
+        assert {**fleet.pids(), "supervisor": 0, "router": 0} == {**before, "supervisor": 0, "router": 0}, "no board moved"
+        # By an operator's word, with the supervisor killed meanwhile; and a killed router refuses nobody either.
+        fleet.kill("supervisor") if (done := fleet.cli("restart", "router")).returncode == 0 else pytest.fail(done.stderr)
+        until(lambda: (status := fleet.status()) and [row["name"] for row in status["routers"]] == ["router"], "back to the first name")
+        count = len(answers)
+        until(lambda: len(answers) > count + 5, "it serves on")
+    assert {status for status, _ in answers} == {200}, [one for one in answers if one[0] != 200][:3]
+    assert {text for _, text in answers} == {expected}
+    assert plan(fleet) == (0, {})
+    # A successor that cannot serve: who serves goes on.
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        edit(fleet, router={**whole["router"], "listen": f"127.0.0.1:{taken.getsockname()[1]}"})
+        done = config(fleet, "apply", "--yes")
+        assert done.returncode == 1 and "stays as it was" in done.stderr and "in use" in done.stderr, done.stdout + done.stderr
+        assert "calculet restart router" in done.stderr and fleet.health() == 200
+    done = fleet.cli("restart", "router", "--wait")
+    assert done.returncode == 0, done.stderr
+    assert fleet.health() == 0, "nobody listens there any more"
+    fleet.port = int(json.loads(fleet.config.read_text())["router"]["listen"].rpartition(":")[2])
+    assert fleet.health() == 200 and plan(fleet) == (0, {})
 
 
 def test_a_limit_of_a_tenant_holds_from_the_next_request_on(fleet: Fleet) -> None:

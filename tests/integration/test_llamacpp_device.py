@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -15,7 +17,7 @@ from calculet_core.config import BoardConfig
 from calculet_core.errors import ConfigError
 from calculet_core.jobs import JobKind, ReturnCode
 from calculet_worker.commands.recipe_smollm2 import MICRO_BATCH
-from calculet_worker.device.libllama import bridged
+from calculet_worker.device.libllama import ThreadPool, bridged
 from calculet_worker.device.llamacpp import open_llamacpp
 
 pytestmark = [pytest.mark.engine, needs_engine]
@@ -189,3 +191,30 @@ def test_wrong_options_name_their_path(options: dict[str, object], path: str) ->
     with pytest.raises(ConfigError) as caught:
         open_llamacpp(BoardConfig(name="cpu0", device="llamacpp", options=options))
     assert "board cpu0" in str(caught.value) and path in str(caught.value)
+
+
+def thread_ids() -> set[str]:
+    return set(os.listdir("/proc/self/task"))
+
+
+def test_the_threads_that_compute_live_from_one_job_to_the_next_and_end_with_the_configuration() -> None:
+    before = thread_ids()
+    board = Driver(smollm2_package(LANES, 1024), threads=2)
+    board.prefill(0, a_prompt(10))
+    computing = thread_ids() - before
+    board.decode({0: 7})
+    assert computing & thread_ids(), "each job started threads of its own"
+    assert board.device.reset_configuration() is ReturnCode.OK
+    deadline = time.monotonic() + 60
+    while computing & thread_ids():
+        assert time.monotonic() < deadline, "a thread of a configuration that is gone lives on"
+        time.sleep(0.01)
+    board.device.close()
+
+
+def test_a_thread_pool_that_is_not_as_it_was_known_is_left_alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ThreadPool, "POLL_AT", 528)
+    board = Driver(smollm2_package(LANES, 1024), threads=2)
+    assert "not as it was known" in caplog.text
+    assert len(board.prefill(0, a_prompt(10))) == board.device.inspect().vocab_size
+    board.device.close()

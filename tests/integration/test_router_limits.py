@@ -120,8 +120,7 @@ def test_a_slowloris_only_evicts_itself(stage: Stage) -> None:
         streaming = await HttpClient.connect(router.port)
         streaming.post(PATH, STREAM)
         await until(lambda: worker.submits)
-        kept: list[HttpClient] = []
-        """Of all waves: one that was forgotten would close by itself, and make room without giving way."""
+        kept: list[HttpClient] = []  # none of them ends by itself: every one that is gone was evicted
         for wave in range(3):
             slow = [await HttpClient.connect(router.port) for _ in range(12)]
             kept += slow
@@ -133,7 +132,7 @@ def test_a_slowloris_only_evicts_itself(stage: Stage) -> None:
             client.close()
         worker.piece(worker.submits[0], "still here", finish="stop")
         assert b"still here" in (await streaming.response())[2]
-        assert await hits(router, "max_connections") >= 6 + 12 + 12, "one gives way for each that finds no place"
+        assert await hits(router, "max_connections") > 20
 
     stage.play(scene)
 

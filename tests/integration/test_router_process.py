@@ -15,8 +15,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from builders_router import FakeWorker, HttpClient, RouterProcess, a_sleeping_process, a_view, events_of, until
-from builders_stage import CHAT, PATH, STREAM, Stage, accepts, error_of, says
+from builders_router import DEADLINE_S, FakeWorker, HttpClient, RouterProcess, a_sleeping_process, a_view, events_of, until
+from builders_stage import CHAT, PATH, STREAM, Stage, accepts, error_of, says, value_of
 
 from calculet_core import wire
 from calculet_core.shell.link import Frames, bind_router
@@ -458,14 +458,14 @@ def test_a_drain_serves_what_kept_alive_connections_still_bring_and_tells_them_t
 def test_routers_on_one_socket_take_turns_and_none_refuses(stage: Stage) -> None:
     async def scene(stage: Stage) -> None:
         worker = stage.worker(on_submit=says("hi"))
-        routers = [stage.router(), stage.router()]
+        routers = [stage.router(listen="127.0.0.1:1"), stage.router(listen="127.0.0.1:1")]
         routers[0].publish(a_view(worker.view()))
         with socket.create_server(("127.0.0.1", 0), backlog=64) as shared:
             routers[0].start(listening=shared)
             routers[1].start("--name", "router-2", listening=shared)
             for router in routers:
                 await router.listening()
-                assert any("restart its socket unit" in line for line in router.log), "it says that the configuration differs"
+                assert any("router.listen says 127.0.0.1:1" in line for line in router.log), "it says that the configuration differs"
             for leaving in routers:
                 leaving.terminate()
                 assert await leaving.ended() == 0
@@ -621,6 +621,66 @@ def test_it_serves_on_an_inherited_socket(stage: Stage) -> None:
             finally:
                 process.kill()
                 process.wait(20)
+
+    stage.play(scene)
+
+
+def test_a_stream_that_waits_for_its_models_turn_is_kept_alive_and_its_leaving_is_seen_at_once(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=says("ok"))
+        router = stage.router(ping_interval_s=0.2)
+        view = a_view(worker.view())
+        rare = wire.AliasView("rare", "e" * 64, 4_096, 1_700_000_000, parks=4)
+        router.publish(wire.FleetView(view.version, view.boards, [*view.aliases, rare]))
+        router.start()
+        await router.listening()
+        client = await HttpClient.connect(router.port)
+        client.post(PATH, {**STREAM, "model": "rare"})
+        status, headers = await client.head()
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert [await client.chunk() for _ in range(2)] == [b": ping\n\n"] * 2
+        sample = 'calculet_router_waiting_model{model="rare"}'
+        assert await value_of(router, sample) == 1
+        client.close()
+        async with asyncio.timeout(DEADLINE_S):
+            while await value_of(router, sample):
+                await asyncio.sleep(0.01)
+
+    stage.play(scene)
+
+
+def test_told_to_end_it_serves_what_it_has_and_a_second_word_changes_nothing(stage: Stage) -> None:
+    async def scene(stage: Stage) -> None:
+        worker = stage.worker(on_submit=lambda worker, submit: (worker.accept(submit), worker.piece(submit, "Hel")))
+        heard: list[wire.RouterReport] = []
+        identities: set[bytes] = set()
+
+        def hear(frames: Frames) -> None:
+            identity, kind, body = frames
+            identities.add(bytes(identity))
+            if isinstance(message := wire.decode(bytes(kind), body), wire.RouterReport):
+                heard.append(message)
+
+        supervisor = bind_router(stage.context, stage.run_dir / "supervisor.sock", hear)
+        try:
+            router = await stage.serve(worker)
+            client = await HttpClient.connect(router.port)
+            client.post(PATH, STREAM)
+            await client.head()
+            await client.chunk()
+            await until(lambda: heard and heard[-1].serves)
+            assert (heard[-1].name, heard[-1].draining) == ("router", False)
+            for _ in range(2):
+                supervisor.send([next(iter(identities)), *wire.encode(wire.RetireRouter())])
+            await until(lambda: heard[-1].draining and heard[-1].serves is None)
+            with pytest.raises(OSError):
+                await HttpClient.connect(router.port)
+            worker.piece(worker.submits[-1], "lo", finish="stop")
+            text = b"".join([chunk async for chunk in client.chunks()])
+            assert text.rstrip().endswith(b"[DONE]"), text
+            await until(lambda: router.process.poll() == 0)
+        finally:
+            supervisor.close()
 
     stage.play(scene)
 

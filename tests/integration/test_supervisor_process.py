@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -192,6 +193,38 @@ def test_a_dead_keepers_sockets_are_removed_by_those_who_outlive_it(fleet: StubF
 
 
 # ---------------------------------------------------------------- workers that misbehave
+def test_a_run_folder_that_somebody_deleted_comes_back_and_the_fleet_is_managed_as_before(fleet: StubFleet) -> None:
+    fleet.start()
+    before = {board: fleet.ready(board) for board in fleet.boards}
+    sockets = set(fleet.run_folder())
+    shutil.rmtree(fleet.paths.run_dir)
+    until(lambda: set(fleet.run_folder()) >= sockets - {f"exit-{board}.json" for board in fleet.boards}, "every socket is back")
+    assert [fleet.ready(board)["pid"] for board in fleet.boards] == [before[board]["pid"] for board in fleet.boards]
+    assert fleet.paths.control_socket.stat().st_mode & 0o777 == 0o600
+
+    fleet.paths.keeper_socket.unlink()
+    supervisor = fleet.kill("supervisor")
+    until(lambda: (fleet.status() or {"supervisor": {"pid": supervisor}})["supervisor"]["pid"] != supervisor, "a new supervisor")
+    fleet.kill("worker", "board0")
+    assert fleet.ready("board0", before["board0"]["epoch"])["pid"] != before["board0"]["pid"]
+    assert "exit 70" not in (fleet.folder / "keeper.log").read_text(), "the new supervisor waits for its keeper's socket"
+    assert fleet.stop() == 0
+    assert fleet.run_folder() == []
+
+
+def test_the_keeper_outlives_whoever_reads_what_it_says(fleet: StubFleet) -> None:
+    command = [str(BIN / "calculet"), "up", "--config", str(fleet.config)]
+    fleet.keeper = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    assert fleet.keeper.stdout is not None
+    assert any("boards ready" in line for line in fleet.keeper.stdout)
+    fleet.keeper.stdout.close()
+    for name in ("router", "supervisor"):
+        dead = fleet.kill(name)
+        until(lambda name=name, dead=dead: fleet.pid(name) not in (dead, None), f"another {name}")
+    fleet.wait_ready(2)
+    assert fleet.stop() == 0
+
+
 def test_a_hanging_worker_is_aborted_with_a_dump_and_replaced(shared: StubFleet) -> None:
     epoch = shared.replace("board1", "hang")
     shared.until_row("board1", lambda row: row["failures"] > 1, "found hanging")
@@ -229,6 +262,31 @@ def test_a_worker_that_does_not_even_die_of_the_abort_is_killed_and_its_board_is
     crash = next(path for path in bundles(shared.paths.crashes) if path.name.endswith(f"-board0-e{row['epoch']}"))
     how = json.loads((crash / "exit.json").read_text())
     assert (how["signal"], how["pid"], how["board_lock"]) == (9, row["pid"], "free")
+
+
+def test_a_router_or_supervisor_that_hangs_is_ended_and_replaced(tmp_path: Path, package: tuple[Path, Path]) -> None:
+    with StubFleet(tmp_path / "f", package, supervision={**QUICK, "service_timeout_ms": 4_000}) as fleet:
+        workers = {board: fleet.ready(board)["pid"] for board in fleet.boards}
+        stuck = {}
+        for name in ("router", "supervisor"):
+            stuck[name] = fleet.pid(name) or 0
+            os.kill(stuck[name], signal.SIGSTOP)
+        for name in stuck:
+            until(lambda name=name: fleet.pid(name) not in (stuck[name], None), f"another {name}")
+        fleet.wait_ready(2)
+        said = (fleet.folder / "keeper.log").read_text()
+        for name, pid in stuck.items():
+            assert f"the {name} (pid {pid}) hangs: it said nothing for 4 s" in said
+        assert {board: fleet.ready(board)["pid"] for board in fleet.boards} == workers
+
+
+def test_router_and_supervisor_write_their_stacks_when_asked_and_go_on(shared: StubFleet) -> None:
+    for name in ("router", "supervisor"):
+        pid, path = shared.pid(name) or 0, shared.paths.stacks(name)
+        os.kill(pid, signal.SIGUSR2)
+        until(lambda path=path: "Current thread" in path.read_text() or "Thread 0x" in path.read_text(), f"stacks of the {name}")
+        assert f"pid {pid}" in path.read_text().splitlines()[0]
+        assert shared.pid(name) == pid
 
 
 def test_a_crash_loop_is_quarantined_shown_and_brought_back_by_an_operator(shared: StubFleet) -> None:
@@ -343,7 +401,26 @@ def test_a_second_keeper_is_refused_and_harms_nothing(shared: StubFleet) -> None
     assert shared.ready_boards() == 2
 
 
+def test_a_folder_where_a_file_should_be_is_named_without_a_stack(fleet: StubFleet) -> None:
+    (fleet.folder / "state" / "keeper.lock").mkdir(parents=True)
+    done = up(fleet)
+    assert done.returncode == 1
+    assert "state/keeper.lock: Is a directory" in done.stderr and "doctor" in done.stderr and "Traceback" not in done.stderr
+
+
 # ---------------------------------------------------------------- the store
+def test_a_database_that_cannot_be_opened_now_is_not_called_damaged_and_is_tried_again(fleet: StubFleet) -> None:
+    fleet.paths.store.mkdir(parents=True)  # for SQLite as good as a file that may not be opened
+    said = fleet.folder / "keeper.log"
+    command = [str(BIN / "calculet"), "up", "--config", str(fleet.config)]
+    with said.open("w") as log:
+        fleet.keeper = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
+    until(lambda: "It is not damaged" in said.read_text(), "it says what is wrong")
+    assert "exit 75" in said.read_text() and "Restore it" not in said.read_text()
+    fleet.paths.store.rmdir()
+    fleet.wait_ready(2)
+
+
 def test_a_damaged_store_is_refused_with_the_way_to_mend_it(fleet: StubFleet) -> None:
     fleet.paths.state_dir.mkdir(parents=True)
     fleet.paths.store.write_bytes(b"this is no database" * 100)
@@ -368,6 +445,18 @@ def test_a_store_that_was_moved_away_hands_out_nothing_twice(fleet: StubFleet) -
     after = fleet.view()
     assert after.version > before.version
     assert max(board.generation for board in after.boards) > max(board.generation for board in before.boards)
+
+
+def test_a_store_that_is_deleted_under_the_supervisor_comes_back_with_every_act(fleet: StubFleet) -> None:
+    fleet.start()
+    fleet.ready("board0")
+    fleet.do("drain", "board0")
+    for path in fleet.paths.state_dir.glob("supervisor.sqlite*"):
+        path.unlink()
+    until(fleet.paths.store.exists, "the database is there again")
+    dead = fleet.kill("supervisor")
+    until(lambda: (fleet.status() or {"supervisor": {"pid": dead}})["supervisor"]["pid"] != dead, "a new supervisor")
+    assert fleet.until_row("board0", lambda row: row["state"], "seen")["draining"]
 
 
 def test_the_store_keeps_its_promises_about_durability(shared: StubFleet) -> None:

@@ -179,6 +179,18 @@ def test_term_drains_and_leaves_an_exit_class_and_no_socket(start: Callable[...,
     assert [(event.request, event.data["outcome"]) for event in done] == [(submit.request_id, "completed")]
 
 
+def test_a_hangup_ends_no_worker(start: Callable[..., WorkerProcess]) -> None:
+    worker = start()
+    report = worker.load()
+    router = worker.router(report.endpoint)
+    submit = a_submit(report, 1, PROMPT, max_new_tokens=60)
+    router.send(submit)
+    first_tokens(router, submit.request_id)
+    worker.process.send_signal(signal.SIGHUP)
+    assert pieces_of(router, submit.request_id)[-1].finish == "length"
+    assert worker.process.poll() is None
+
+
 def test_a_second_signal_ends_at_once(start: Callable[..., WorkerProcess]) -> None:
     worker = start()
     report = worker.load()
@@ -284,6 +296,15 @@ def test_a_wrong_configuration_is_one_line_and_78(
     assert process.returncode == 78
     assert len(errors.splitlines()) == 1
     assert message in errors
+
+
+def test_what_the_machine_lacks_is_one_line_and_75_and_no_bug(tmp_path: Path, packages: Packages) -> None:
+    fleet = a_fleet(tmp_path, packages.get("sim-batch"), packages.key.with_suffix(".pub"))
+    fleet.board_lock("board0").mkdir(parents=True)
+    process = spawn_worker(fleet, "board0")
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 75
+    assert "board0.lock: Is a directory" in errors and len(errors.splitlines()) == 1
 
 
 def test_a_profile_that_the_manifest_does_not_have_stops_the_start(tmp_path: Path, packages: Packages) -> None:

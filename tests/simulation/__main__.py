@@ -14,11 +14,14 @@ import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from calculet_core.shell.files import write_atomic
 from simulation.explain import Story
 from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Scenario, day, rough
 from simulation.search import Outcome, as_code, judge, search, shrink
 from simulation.world import World
 
+LOG_EVERY = 25
+"""Runs between two looks at how far a search is."""
 VIRTUAL = "virtual time: a rehearsal on simulated boards, not a lab soak"
 
 
@@ -35,7 +38,7 @@ def main() -> None:
 def day_command(hours: float, boards: int, per_s: float, seed: int) -> None:
     """Ordinary traffic and trouble for so long."""
     outcome = judge(day(seed, hours, boards, per_s))
-    _report([outcome], outcome.cpu_s)
+    click.echo(_report_of([outcome], outcome.cpu_s))
     sys.exit(bool(outcome.violations))
 
 
@@ -46,7 +49,8 @@ def day_command(hours: float, boards: int, per_s: float, seed: int) -> None:
 @click.option("--seconds", type=click.FloatRange(min=1), default=45.0, show_default=True, help="Virtual seconds of faults and traffic.")
 @click.option("--shrink/--no-shrink", "smaller", default=True, show_default=True, help="Make the first failing run small.")
 @click.option("--requests", type=int, default=None, help="Go on until so many requests were checked.")
-def seeds_command(first: int, last: int, processes: int, seconds: float, smaller: bool, requests: int | None) -> None:
+@click.option("--log", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Keep the report so far here, as it grows.")
+def seeds_command(first: int, last: int, processes: int, seconds: float, smaller: bool, requests: int | None, log: Path | None) -> None:
     """Short rough runs with the seeds FIRST to LAST."""
     began, outcomes, failed, seen = time.monotonic(), [], [], 0
     seeds: Iterable[int] = range(first, last + 1) if requests is None else range(first, first + 10_000_000)
@@ -54,6 +58,8 @@ def seeds_command(first: int, last: int, processes: int, seconds: float, smaller
         for outcome in search((rough(seed, seconds) for seed in seeds), processes):
             outcomes.append(outcome)
             seen += outcome.requests
+            if log is not None and len(outcomes) % LOG_EVERY == 0:
+                write_atomic(log, _report_of(outcomes, time.monotonic() - began).encode() + b"\n")
             if outcome.violations:
                 failed.append(outcome)
                 click.echo(f"seed {outcome.scenario.seed}: {outcome.worst()}")
@@ -61,7 +67,10 @@ def seeds_command(first: int, last: int, processes: int, seconds: float, smaller
                 break
     except KeyboardInterrupt:
         click.echo("interrupted: this is what was done")
-    _report(outcomes, time.monotonic() - began)
+    report = _report_of(outcomes, time.monotonic() - began)
+    if log is not None:
+        write_atomic(log, report.encode() + b"\n")
+    click.echo(report)
     if failed and smaller:
         _shrink(min(failed, key=lambda one: one.scenario.seed))
     sys.exit(bool(failed))
@@ -96,7 +105,7 @@ def _shrink(outcome: Outcome) -> None:
     click.echo(f"\nseed {outcome.scenario.seed} breaks {rule!r} as small as this:\n  {as_code(small)}\n  {judge(small).worst()}")
 
 
-def _report(outcomes: list[Outcome], took_s: float) -> None:
+def _report_of(outcomes: list[Outcome], took_s: float) -> str:
     fired, sometimes = Counter[str](), Counter[str]()
     for outcome in outcomes:
         fired.update(outcome.fired)
@@ -116,7 +125,7 @@ def _report(outcomes: list[Outcome], took_s: float) -> None:
         "violations": [f"seed {one.scenario.seed}: {one.worst()}" for one in outcomes if one.violations],
         "trace": outcomes[0].trace_hash if len(outcomes) == 1 else None,
     }
-    click.echo(json.dumps(report, indent=2))
+    return json.dumps(report, indent=2)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from calculet_core import history
+from calculet_core.applying import decode, digest_of, leaves_of
 from calculet_core.clock import MS, S
 from calculet_core.history import Event, Violation
 from calculet_core.states.kv_sequence import KvSequenceState
@@ -58,6 +59,7 @@ class FleetChecker:
         self._faults: set[tuple[str | None, int | None, int | None, str]] = set()
         self._acts: dict[str, tuple[bool, bool]] = {}
         """Board -> (up, draining) as operators were told."""
+        self._applied: tuple[int, str] | None = None
         self._rollouts: set[int] = set()
         self._unsure: Counter[str] = Counter()
         """Acts under way by board, whose answers may be lost."""
@@ -303,6 +305,24 @@ class FleetChecker:
     def begun(self, rollout: int) -> None:
         """An operator was told that a rollout has begun."""
         self._rollouts.add(rollout)
+
+    def applied(self, version: int, digest: str) -> None:
+        """An operator was told that this configuration is in force."""
+        self._applied = (version, digest)
+
+    def remembered(self, memory: Any) -> None:
+        """A supervisor has read its store, configuration and all."""
+        self.recalled(memory.boards)
+        told, kept = self._applied, memory.applied
+        if told is None:
+            return
+        found = None if kept is None else (kept.version, digest_of(leaves_of(decode(kept.body))))
+        if found is None or found[0] < told[0] or (found[0] == told[0] and found != told):
+            self.broken("acts_survive", f"operators were told that configuration {told} is in force, the store has {found}")
+
+    def unserved(self, request: int, code: str) -> None:
+        """A client whose call failed while nothing happened but applies."""
+        self.broken("nobody_notices", f"request {request:x} failed with {code} while a configuration was applied")
 
     def recalled(self, wanted: dict[str, Any]) -> None:
         """A supervisor has read its store."""

@@ -7,6 +7,7 @@ stream when they come, of a whole answer at its end. What the client reads, byte
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -48,6 +49,7 @@ class Client:
         "expected",
         "max_tokens",
         "meant",
+        "must_be_served",
         "number",
         "outcome",
         "pending",
@@ -94,7 +96,11 @@ class Client:
         self.code: str | None = None
         self._begin()
         if leaves is not None:
-            clients.world.timeline.after(int(leaves * S), self._leave)
+            self._later(int(leaves * S), self._leave)
+
+    def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
+        timeline = self.clients.world.timeline
+        timeline.put(timeline.lane(f"client {self.number}"), delay_ns, work, args)
 
     def _begin(self) -> None:
         self.pending = [""] * self.choices
@@ -122,6 +128,7 @@ class Client:
         self.outcome = self.code = None
         self._begin()
         self.router, self.request = router, 0
+        self.must_be_served = world.must_serve()
         body: dict[str, Any] = {
             "model": world.alias, "prompt": self.prompt, "max_tokens": self.max_tokens, "temperature": 0.0, "n": self.choices,
             "stream": self.stream,
@@ -135,7 +142,7 @@ class Client:
     def _again(self, after_s: float) -> None:
         if self.retries and self.tries < MAX_TRIES and not self.clients.quiet:
             self.clients.world.saw("client tried again")
-            self.clients.world.timeline.after(int(after_s * S), self.ask)
+            self._later(int(after_s * S), self.ask)
 
     def _leave(self) -> None:
         if self.outcome is not None:
@@ -169,6 +176,8 @@ class Client:
         else:
             self.outcome, self.code = "failed", said.error.code if said.error is not None else str(said.status)
             world.saw(f"client got {self.code}")
+            if self.must_be_served and said.status >= 500 and self.timeout_ms is None:
+                world.checker.unserved(self.request, self.code)
             if self.code == ShuttingDown.code:
                 self._hurried()
             if said.said_done or (self.request and self.code != self.refused):
@@ -177,7 +186,7 @@ class Client:
                 self._lies(f"before its error it says {said.texts} of {self.meant}")
         router, connection = self.router, self.connection
         if router is not None:
-            world.timeline.after(HANG_UP_NS, self._hang_up, router, connection)
+            self._later(HANG_UP_NS, self._hang_up, router, connection)
         if said.status in (429, 503):
             self._again((said.retry_after_s or 1.0) * 1.1)
 
@@ -368,8 +377,8 @@ class Clients:
         return found
 
     def a_router(self) -> RouterHost | None:
-        """One that listens."""
-        found = [router for router in self.world.keeper.routers.values() if router.listening and not router.stopped]
+        """One that listens. One that stands still listens, too: the kernel accepts for it, and what is written waits."""
+        found = [router for router in self.world.keeper.routers.values() if router.listening]
         return self._rng.choice(found) if found else None
 
     def router_died(self, router: RouterHost) -> None:

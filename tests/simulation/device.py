@@ -7,11 +7,11 @@ passed is reported lost and still waited for.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from calculet_core.artifact import Package
@@ -77,7 +77,7 @@ class VirtualBoard:
                 return ReturnCode.TIMEOUT
         found = self.done.pop(0)
         if self._lying and found.logits is not None:
-            found = dataclasses.replace(found, logits=np.roll(found.logits, 1, axis=1))
+            found = msgspec.structs.replace(found, logits=np.roll(found.logits, 1, axis=1))
         return found
 
     def last_done_ns(self) -> int:
@@ -160,8 +160,12 @@ class DeviceThread:
         self._unproven: set[int] = set()
         self._inbox: deque[Any] = deque()
         self._working = self._begins = False
+        self._lane = process.timeline.lane(f"device {process.pid}")
         self._poll_ns: int | None = None
         self._overdue_ns: int | None = None
+
+    def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
+        self._timeline.put(self._lane, delay_ns, self._process.call, (work, *args))
 
     # ---------------------------------------------------------------- jobs
     def submit(self, action: actions.SubmitJob) -> Any:
@@ -178,7 +182,7 @@ class DeviceThread:
     def _poll_at(self, at_ns: int | None) -> None:
         if at_ns is not None and (self._poll_ns is None or at_ns < self._poll_ns):
             self._poll_ns = at_ns
-            self._process.later(at_ns - self._timeline.now, self._poll, at_ns)
+            self._later(at_ns - self._timeline.now, self._poll, at_ns)
 
     def _poll(self, at_ns: int) -> None:
         """Whatever is done by now."""
@@ -203,7 +207,7 @@ class DeviceThread:
     def _overdue_at(self, at_ns: int) -> None:
         if self._overdue_ns is None or at_ns < self._overdue_ns:
             self._overdue_ns = at_ns
-            self._process.later(at_ns - self._timeline.now, self._look_for_overdue, at_ns)
+            self._later(at_ns - self._timeline.now, self._look_for_overdue, at_ns)
 
     def _look_for_overdue(self, at_ns: int) -> None:
         if self._overdue_ns != at_ns:
@@ -239,7 +243,7 @@ class DeviceThread:
         if self._inbox and not self._working and not self._begins:
             self._begins = True
             waits = self.deadlines or self._unproven
-            self._process.later(self._process.rng.randrange(SLICE_NS) if waits else 0, self._begin)
+            self._later(self._process.rng.randrange(SLICE_NS) if waits else 0, self._begin)
 
     def _begin(self) -> None:
         action = self._inbox.popleft()
@@ -255,7 +259,7 @@ class DeviceThread:
             if rc == ReturnCode.OK:
                 self.deadlines.clear()
                 self._unproven.clear()
-        self._process.later(took, self._end, answer)
+        self._later(took, self._end, answer)
 
     def _configure(self, action: actions.ConfigureDevice) -> Any:
         rc = self.device.configure(action.package, action.generation)

@@ -43,13 +43,14 @@ class DiskThread:
     def __init__(self, process: Process, disk: Disk) -> None:
         self._process, self._disk = process, disk
         self._rng = process.world.rng(f"disk {process.pid}")
+        self._lane = process.timeline.lane(f"disk {process.pid}")
         self._free_ns = 0
 
     def begin(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         """In its turn."""
         now = self._process.timeline.now
         self._free_ns = max(self._free_ns, now) + self._rng.randrange(*SYNC_NS)
-        self._process.later(self._free_ns - now, self._do, work, future)
+        self._later(self._free_ns - now, self._do, work, future)
 
     def _do(self, work: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         result: Any = None
@@ -61,7 +62,10 @@ class DiskThread:
         except (sqlite3.Error, OSError) as error:
             failed = error
             self._process.world.saw("a commit failed: the disk is full")
-        self._process.later(ANSWER_NS, self._answer, future, result, failed)
+        self._later(ANSWER_NS, self._answer, future, result, failed)
+
+    def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
+        self._process.timeline.put(self._lane, delay_ns, self._process.call, (work, *args))
 
     def _answer(self, future: asyncio.Future[Any], result: Any, failed: Exception | None) -> None:
         self._process.acted()
@@ -78,7 +82,7 @@ class VirtualStore(Store):
 
     def __init__(self, process: Process, disk: Disk, path: Path) -> None:
         self._disk_thread: Any = DiskThread(process, disk)
-        super().__init__(store_module._open(path), self._disk_thread)
+        super().__init__(store_module._open(path), self._disk_thread, path)
         self._process = process
         self._connected = True
 

@@ -68,7 +68,7 @@ class Keeper:
         self._life += 1
         self._world.note("keeper died", "")
         for process in self._world.processes():
-            self._timeline.after(REAP_NS, process.keeper_died)
+            self._timeline.put(process.lane, REAP_NS, process.keeper_died, ())
         self._timeline.after(self._rng.randrange(*AGAIN_NS), self._begin_again)
         return True
 
@@ -91,7 +91,9 @@ class Keeper:
         self.begin()
 
     def _later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
-        """Unless it has died by then."""
+        """Unless it has died by then, or is dead already: a successor starts its own processes."""
+        if not self.alive:
+            return
         self._timeline.after(delay_ns, self._if_alive, self._life, work, args)
 
     def _if_alive(self, life: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
@@ -171,8 +173,8 @@ class Keeper:
                 link.close(share)
             elif link.server is process:
                 link.cut(share)
-        for watcher in process.watchers:
-            self._timeline.after(REAP_NS, watcher)
+        for watcher, told in process.watchers:
+            self._timeline.put(watcher.lane, REAP_NS, told, ())
         words = f"signal {signal}" if signal else f"code {code}"
         if isinstance(process, WorkerHost):
             truth = history.FLEET_WORKER_EXITED + ".truth"

@@ -67,6 +67,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.signals: dict[int, Callable[[], Any]] = {}
         self.readers: dict[int, Callable[[], Any]] = {}
         self._tasks: list[asyncio.Task[Any]] = []
+        self._threads = 0
         self._told: Callable[[asyncio.AbstractEventLoop, dict[str, Any]], Any] | None = None
 
     # ---------------------------------------------------------------- in time
@@ -87,7 +88,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _after(self, delay_ns: int, callback: Callable[..., Any], args: tuple[Any, ...]) -> Handle:
         handle = Handle(self.process, self._timeline.now + delay_ns, callback, args)
         if self.process.alive:
-            self._timeline.after(delay_ns, handle)
+            self._timeline.put(self.process.lane, delay_ns, handle, ())
         return handle
 
     # ---------------------------------------------------------------- futures and tasks
@@ -107,7 +108,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """`executor` None: some thread; else something with `submit(work, future)`."""
         future = self.create_future()
         if executor is None:
-            self._after(THREAD_NS, self._run_thread, (future, func, args))
+            self._threads += 1
+            thread = self._timeline.lane(f"{self.process.name} {self.process.pid} thread {self._threads}")
+            self._timeline.put(thread, THREAD_NS, self.process.call, (self._run_thread, future, func, args))
         else:
             executor.begin(lambda: func(*args), future)
         return future
@@ -196,19 +199,3 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 if not task.done():
                     work.close()
                 return
-
-
-class entered:
-    """This loop is the running one, also inside another's."""
-
-    __slots__ = ("_before", "_loop")
-
-    def __init__(self, loop: VirtualLoop) -> None:
-        self._loop = loop
-
-    def __enter__(self) -> None:
-        self._before = asyncio._get_running_loop()
-        asyncio._set_running_loop(self._loop)
-
-    def __exit__(self, *_: object) -> None:
-        asyncio._set_running_loop(self._before)

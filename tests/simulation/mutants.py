@@ -36,6 +36,7 @@ from calculet_worker.engine import Engine
 from calculet_worker.generation import Lifecycle
 from calculet_worker.jobs import completion
 from calculet_worker.kv import KvManager
+from calculet_worker.output.sampling import RowFacts
 from calculet_worker.registry import Cancelled, RequestRegistry
 from calculet_worker.scheduling.fairness import FairQueue
 from calculet_worker.shell.routers import Routers
@@ -204,7 +205,7 @@ def a_token_is_lost_on_its_way_to_the_client(patch: Patch) -> None:
 
 @mutant("no_crosstalk", provoke=provoked(1, nan_output=6, inf_output=6))
 def numbers_that_are_none_are_not_noticed(patch: Patch) -> None:
-    patch.setattr(completion, "finite_rows", lambda logits: np.ones(len(logits), bool))
+    patch.setattr(completion, "row_facts", lambda logits: RowFacts(logits.argmax(axis=1), np.ones(len(logits), bool)))
 
 
 @mutant("no_crosstalk", "golden_before_ready", provoke=provoked(1, bad_board=10))
@@ -402,7 +403,7 @@ def attempts_are_answered_to_a_router_that_is_gone(patch: Patch) -> None:
 
     def bug(self: Attempts, event: Any, *args: Any) -> None:
         seen.setdefault(id(self), event.router)
-        arrived(self, dataclasses.replace(event, router=seen[id(self)]), *args)
+        arrived(self, msgspec.structs.replace(event, router=seen[id(self)]), *args)
 
     seen: dict[int, int] = {}
     patch.setattr(Attempts, "arrived", bug)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from calculet_core import wire
+from calculet_core.applying import holds
 from calculet_core.errors import CalculetError
 from calculet_router import events
 from calculet_router.dispatch import Dispatcher
@@ -19,13 +20,17 @@ from calculet_router.shell.exchange import Exchange
 from calculet_router.shell.worker_link import WorkerLink
 from calculet_router.sse import DONE, error_event
 from calculet_router.tenants import Tenants
+from calculet_supervisor.shell.configuring import Configuring
+from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.shell.store import Memory, Store
+from calculet_supervisor.world import NOTHING_SEEN
 from calculet_worker.shell.app import Worker
 from simulation.mutants import BUSY, HEAVY, Patch, mutant, provoked
-from simulation.scenario import Traffic, acts_at_random
+from simulation.scenario import Traffic, acts_at_random, applies
 
 POOLED = dataclasses.replace(provoked(1, boards=3), pools=("latency", "throughput", None))
 ACTS = acts_at_random(1, 60.0, 2, 5.0)
+APPLYING = applies(0)
 
 
 # ---------------------------------------------------------------- pools and tenants
@@ -200,3 +205,38 @@ def what_operators_wanted_is_forgotten_with_the_keeper(patch: Patch) -> None:
         return dataclasses.replace(recall(self), boards={})
 
     patch.setattr(Store, "_recall", bug)
+
+
+# ---------------------------------------------------------------- applying a configuration
+@mutant("nobody_notices", provoke=APPLYING)
+def the_next_board_restarts_before_routers_reach_the_last_one(patch: Patch) -> None:
+    patch.setattr(Sightings, "unreached_by", lambda self, board: [])
+    patch.setattr(Dispatcher, "_may_hold", lambda self, flight, now_ns: False)
+
+
+@mutant("nobody_notices", provoke=APPLYING)
+def all_boards_restart_at_once(patch: Patch) -> None:
+    def bug(self: Configuring) -> str | None:
+        boards = self._supervisor.sightings.boards
+        for board, wanted in self._started.items():
+            report = boards.get(board, NOTHING_SEEN).report
+            if report is not None and board not in self._restarting and holds(report.config_start, wanted) is False:
+                return None if self._is_tried(board) else board
+        return None
+
+    patch.setattr(Configuring, "_next_restart", bug)
+
+
+@mutant("acts_survive", provoke=APPLYING)
+def what_was_applied_is_forgotten(patch: Patch) -> None:
+    recall = Store._recall
+
+    def bug(self: Store) -> Memory:
+        return dataclasses.replace(recall(self), applied=None)
+
+    patch.setattr(Store, "_recall", bug)
+
+
+@mutant("liveness", provoke=APPLYING)
+def nobody_is_told_what_can_be_taken_live(patch: Patch) -> None:
+    patch.setattr(Configuring, "_tell_live", lambda self, now_ns: None)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from calculet_core.applying import digest_of, leaves_of
 from calculet_core.clock import MS, S
+from calculet_core.shell.fleet import standing_of
 from calculet_supervisor.shell.store import Wanted
 from simulation.scenario import Act
 
@@ -17,6 +19,9 @@ WATCH_NS = 5 * S
 PATIENCE_NS = 45 * S
 """How long a board may look hopeless before it is restarted by hand."""
 SWAPS = ("load", "rollback", "promote")
+APPLY_AGAIN_NS = 2 * S
+PATIENT_TRIES = 3
+"""So often an apply is asked for before downtime is allowed for it."""
 BACK = {"drain": "resume", "stop": "start"}
 
 
@@ -36,6 +41,11 @@ class Operators:
         if act.target >= len(world.boards):
             return
         board = world.boards[act.target]
+        if act.verb == "apply":
+            world.edit(restart=act.back_after_ms % 3 > 0)
+            self.busy += 1
+            self._apply(0)
+            return
         if act.verb in SWAPS:
             self.swap(act)
             return
@@ -86,6 +96,38 @@ class Operators:
                 self._ask(verb, board)
 
         supervisor.call(supervisor.operate, verb, {"board": board}, done)
+        self._timeline.after(TIMEOUT_NS, expired)
+
+    def _apply(self, tries: int) -> None:
+        """`calculet config apply` of what the file says, until it is done."""
+        supervisor = self._world.keeper.supervisor
+        if supervisor is None or not supervisor.serving or supervisor.stopped:
+            self._timeline.after(CLI_NS, self._apply, tries)
+            return
+        waiting = [True]
+
+        def done(answer: Any, error: BaseException | None) -> None:
+            if not waiting[0]:
+                return
+            waiting[0] = False
+            self._world.note("operator: apply", f"{answer['version'] if error is None else repr(error)}")
+            if error is None:
+                self.busy -= 1
+                self._world.saw("operator: apply")
+                self._world.checker.applied(answer["version"], answer["digest"])
+            else:
+                self._world.saw("an act was refused")
+                self._timeline.after(APPLY_AGAIN_NS, self._apply, tries + 1)
+
+        def expired() -> None:
+            if waiting[0]:
+                waiting[0] = False
+                self._world.saw("an act was not answered")
+                self._apply(tries)
+
+        digest = digest_of(leaves_of(standing_of(self._world.fleet)))
+        allow = len(self._world.boards) == 1 or tries >= PATIENT_TRIES
+        supervisor.call(supervisor.operate, "config apply", {"digest": digest, "allow_downtime": allow}, done)
         self._timeline.after(TIMEOUT_NS, expired)
 
     def swap(self, act: Act) -> None:

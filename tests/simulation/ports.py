@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from calculet_core.artifact import Package
 from calculet_core.history import Event
+from calculet_core.shell import holding
 from calculet_core.shell.limits import SharedLimits
 from calculet_router.shell import app as router_app
 from calculet_router.shell import endpoints, worker_link
 from calculet_supervisor.shell import app as supervisor_app
-from calculet_supervisor.shell import rollouts
+from calculet_supervisor.shell import config_verbs, configuring, rollouts
 from calculet_worker.events import PackageVerified
 from calculet_worker.shell import app as worker_app
 from calculet_worker.shell import prompts, reporting
@@ -83,7 +84,7 @@ class System:
         loop, process = here().loop, self._world.process_of(pid)
         if process is None:
             raise ProcessLookupError(3, "No such process")
-        process.watchers.append(lambda: loop.process.call(loop.readable, PIDFDS + pid))
+        process.watchers.append((loop.process, lambda: loop.process.call(loop.readable, PIDFDS + pid)))
         return PIDFDS + pid
 
     def close(self, fd: int) -> None:
@@ -233,7 +234,7 @@ def bind_router(context: Any, path: Any, on_frames: Any, *_: Any) -> Listener:
 def open_limits(path: Path, limited: Any, grace_ns: int) -> SharedLimits:
     """The real ledger; a process that dies lets go of its column, as the kernel sees to it."""
     ledger = SharedLimits(path, limited, grace_ns)
-    here().watchers.append(lambda: _let_go(ledger))
+    here().watchers.append((here(), lambda: _let_go(ledger)))
     return ledger
 
 
@@ -278,7 +279,10 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
     for module in list(sys.modules.values()):
         if module.__name__.startswith("calculet_") and vars(module).get("time") is time:
             found.append((module, "time", world.timeline))
+    found += [(module, "load_fleet", lambda path: world.fleet) for module in (configuring, config_verbs, holding)]
+    found += [(module, "set_level", lambda level: None) for module in (worker_app, router_app)]
     return found + [
+        (config_verbs, "configured_packages", lambda fleet, versions: {}), (config_verbs, "read_package", world.package_at),
         (worker_app, "os", system), (worker_app, "threading", SimpleNamespace(excepthook=None)), (worker_app, "Telemetry", Counters),
         (prompts, "TokenizingPool", TokenizingPool), (worker_app, "verify", verify), (worker_app, "HOUSEKEEPING_S", settings.housekeeping_s),
         (worker_app, "Executor", lambda device, deliver, rehearse: here().device_thread(deliver)),

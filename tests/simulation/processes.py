@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from simulation.loop import VirtualLoop, entered
+from simulation.loop import VirtualLoop
 
 if TYPE_CHECKING:
     from simulation.transport import Listener, Pipe
     from simulation.world import World
-
-_running, _run_on = asyncio._get_running_loop, asyncio._set_running_loop
 
 
 class Crashed(SystemExit):
@@ -34,8 +31,9 @@ class Process:
         self.listeners: dict[str, Listener] = {}
         """Sockets that it has bound, by path."""
         self.inbound: list[Pipe] = []
-        self.watchers: list[Callable[[], None]] = []
-        """Told when it has ended: pidfds."""
+        self.lane = world.timeline.lane(f"{name} {pid}")
+        self.watchers: list[tuple[Process, Callable[[], None]]] = []
+        """Whose pidfds tell when it has ended, and what they call."""
         self._deferred: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.rng = world.rng(f"{name} {pid}")
         self.on_keepers_death: Callable[[], None] | None = None
@@ -52,16 +50,23 @@ class Process:
         if self.stopped:
             self._deferred.append((work, args))
             return
-        before = _running()
-        _run_on(self.loop)
+        timeline, loop = self.timeline, self.loop
+        nested, before = not timeline.at_top, timeline.loop
+        timeline.at_top = False
+        if before is not loop:
+            timeline.enter(loop)
         try:
             work(*args)
         except Crashed:
             self.world.keeper.ended(self, signal=9)
         except Exception as error:
-            self.loop.call_exception_handler({"exception": error})
+            loop.call_exception_handler({"exception": error})
         finally:
-            _run_on(before)
+            if nested:
+                if timeline.loop is not before:
+                    timeline.enter(before)
+            else:
+                timeline.at_top = True
 
     def listens(self, factory: Callable[[], Any]) -> Any:
         """For clients' connections, each with a protocol of the factory's. Returns a server that can be closed."""
@@ -69,7 +74,7 @@ class Process:
 
     def later(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
         """A timer."""
-        self.timeline.after(delay_ns, self.call, work, *args)
+        self.timeline.put(self.lane, delay_ns, self.call, (work, *args))
 
     def acted(self) -> None:
         """Between two actions: here a crash that was arranged for happens."""
@@ -130,7 +135,9 @@ class Process:
             return
         self.alive = self.crashes = False
         self._deferred.clear()
-        with entered(self.loop):
-            self.loop.end()
+        before = self.timeline.loop
+        self.timeline.enter(self.loop)
+        self.loop.end()
+        self.timeline.enter(before)
         for path in list(self.listeners):
             self.world.listeners.pop(path, None)

@@ -32,6 +32,8 @@ TENANTS = (
     TenantConfig(name="default"), TenantConfig(name="gold", weight=3.0, traffic_class="latency"),
     TenantConfig(name="bulk", max_active=3, traffic_class="throughput"), TenantConfig(name="metered", requests_per_s=0.5),
 )  # fmt: skip
+HITCH_EVERY_S, HITCH_MS = 0.8, 450
+"""How often, and how long at most, a router stands still on a busy host: less than anybody's time-out."""
 POOLS = (None, "latency", "throughput")
 
 DEVICE_FAULTS = (
@@ -46,7 +48,7 @@ HOST_FAULTS = (
 )  # fmt: skip
 """What happens to processes, links, the disk and the silicon."""
 ACTS = ("drain", "stop", "restart", "load", "load", "rollback", "promote")
-"""`resume` and `start` follow the first two. `load` is of a package of another colour; its `target` says which."""
+"""`apply` of a changed configuration is beside them. `resume` and `start` follow the first two. `load` is of a package of another colour; its `target` says which."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,29 @@ def acts_at_random(seed: int, seconds: float, boards: int, every_s: float) -> tu
     return tuple(found)
 
 
+def applies_at_random(seed: int, seconds: float, boards: int, every_s: float) -> tuple[Act, ...]:
+    """Somebody changes the configuration and applies it; two of three times workers restart for it."""
+    rng, found = stream(seed, "applies"), []
+    at_s = 6.0 + rng.expovariate(1 / every_s)
+    while at_s < seconds:
+        found.append(Act(int(at_s * 1e9), "apply", 0, rng.randrange(1_000)))
+        at_s += rng.expovariate(1 / every_s)
+    return tuple(found)
+
+
+def applies(seed: int, seconds: float = 60.0) -> Scenario:
+    """One configuration after the other is applied under load, on a host that is so busy that routers stand still for moments: no
+    client may notice."""
+    rng = stream(seed, "applies of a well fleet")
+    boards, routers = rng.choice((2, 3)), rng.choice((1, 2))
+    traffic = Traffic(per_s=rng.choice((3.0, 8.0)), disconnects=0.02, slow_readers=0.0, short_deadlines=0.0, burst_every_s=None)
+    busy = tuple(
+        Fault(int((2.0 + index * HITCH_EVERY_S + rng.random()) * 1e9), "pause_router", rng.randrange(routers), rng.randrange(20, HITCH_MS))
+        for index in range(int(seconds / HITCH_EVERY_S))
+    )
+    return Scenario(seed, seconds, boards, routers, traffic, faults=busy, acts=applies_at_random(seed, seconds, boards, 12.0))
+
+
 def rough(seed: int, seconds: float = 45.0) -> Scenario:
     """A short run in which much breaks at once; what is mixed differs from seed to seed."""
     rng = stream(seed, "scenario")
@@ -208,9 +233,11 @@ def rough(seed: int, seconds: float = 45.0) -> Scenario:
         per_s=rng.choice((0.7, 2.0, 5.0)), disconnects=rng.choice((0.0, 0.05, 0.3)), streams=rng.choice((0.2, 0.5, 0.9)),
         burst_every_s=rng.choice((None, 20.0, 10.0)), burst_size=rng.choice((10, 30, 70)),
     )  # fmt: skip
+    acts = acts_at_random(seed, seconds, boards, rng.choice((15.0, 60.0)))
+    if stream(seed, "applies at all").random() < 0.3:
+        acts += applies_at_random(seed, seconds, boards, 15.0)
     return Scenario(
-        seed, seconds, boards, routers, traffic, faults=faults_at_random(seed, seconds, boards, every_s),
-        acts=acts_at_random(seed, seconds, boards, rng.choice((15.0, 60.0))),
+        seed, seconds, boards, routers, traffic, faults=faults_at_random(seed, seconds, boards, every_s), acts=acts,
         pools=tuple(rng.choice(POOLS) for _ in range(boards)) if rng.random() < 0.4 else (),
     )  # fmt: skip
 

@@ -105,7 +105,7 @@ class SupervisorHost(Process):
         fleet = self.world.fleet
         self.store = VirtualStore(self, self.world.disk, fleet.store)
         memory = self.store.read()
-        self.world.checker.recalled(memory.boards)
+        self.world.checker.remembered(memory)
         if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
             memory = replace(memory, view=on_disk)
         self.app = VirtualSupervisor(self, self.store, memory)

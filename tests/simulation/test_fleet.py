@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from calculet_core.clock import S
-from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, corners, day, rough, swaps
+from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, applies, corners, day, rough, swaps
 from simulation.search import Outcome, judge, search
 from simulation.world import World
 
 SEEDS, SECONDS = 200, 30.0
 SOMETIMES = {
-    "a commit failed: the disk is full", "a limit took effect: max_output_buffer_bytes",
+    "a commit failed: the disk is full", "a moment was shuffled", "a limit took effect: max_output_buffer_bytes",
     "a request went to another pool", "a request went to its pool", "a router lost its keeper", "a view could not be saved", "a slow reader was dropped", "an act was refused",
     "an action failed and is decided again", "an answer began again", "another keeper took over", "board fault: bad_numbers", "board fault: ccu_exception",
     "board fault: device_busy", "board fault: device_unavailable", "board fault: invalid_dtype", "board fault: invalid_shape",
@@ -25,7 +25,7 @@ SOMETIMES = {
     "client got artifact_rejected", "client got bad_output", "client got deadline_exceeded", "client got model_recovering",
     "client got no_ready_worker", "client got over_capacity", "client got tenant_quota", "client got tenant_rate_limited",
     "client got worker_lost", "client tried again", "configure found the board busy", "fairness was judged", "golden failed",
-    "job lost", "lane lost", "messages were lost with a connection", "operator: drain", "operator: restart", "operator: resume",
+    "job lost", "lane lost", "messages were lost with a connection", "operator: apply", "operator: drain", "operator: restart", "operator: resume",
     "operator: start", "operator: stop", "resent: failed", "resent: message_lost", "resent: refused", "resent: silent",
     "resent: unanswered", "resent: unsent", "resent: worker_lost", "question answered", "question no_ready_worker", "reset denied", "reset granted", "router ignored: foreign", "router ignored: late", "router ignored: malformed",
     "router saw a gap", "supervisor ignored a message: malformed", "worker ignored a message: malformed", "stale completion dropped", "router stood still", "supervisor stood still", "supervisor aborted a worker", "supervisor killed a worker", "worker adopted",
@@ -70,6 +70,13 @@ def test_swaps_under_fire_come_to_an_end_and_mix_no_answers() -> None:
     assert [f"seed {one.scenario.seed}: {one.worst()}" for one in outcomes if one.violations] == []
     ends = sum((one.sometimes for one in outcomes), Counter[str]())
     assert min(ends[f"rollout {state}"] for state in ("shifting", "done", "rolling_back", "rolled_back", "refused")) > 0
+
+
+def test_a_configuration_is_applied_under_load_and_no_client_notices() -> None:
+    outcomes = [judge(applies(seed, 40.0)) for seed in range(6)]
+    assert [f"seed {one.scenario.seed}: {one.worst()}" for one in outcomes if one.violations] == []
+    assert sum(one.sometimes["operator: apply"] for one in outcomes) >= 12
+    assert sum(one.completed for one in outcomes) > 1_000
 
 
 def test_a_crash_loop_is_quarantined_and_the_board_comes_back() -> None:

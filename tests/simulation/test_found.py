@@ -31,6 +31,14 @@ FOUND = {
     "seed_3_a_worker_that_stood_still": Scenario(
         3, 20.0, 1, 1, Traffic(per_s=6.0, mean_output=40.0), faults=(Fault(8_000_000_000, "pause_worker", ms=3_900),),
     ),
+    "seed_22_a_routers_first_tick_is_truncated": Scenario(
+        22, 5.0, 1, 1, Traffic(per_s=6.0, streams=1.0, disconnects=0.0, burst_every_s=None),
+        faults=(Fault(1_200_000_000, "truncate_data", ms=600),),
+    ),
+    "seed_20_a_routers_first_tokens_are_truncated": Scenario(
+        20, 5.0, 1, 1, Traffic(per_s=6.0, streams=1.0, disconnects=0.0, burst_every_s=None),
+        faults=(Fault(1_500_000_000, "truncate_data", ms=600),),
+    ),
 }  # fmt: skip
 
 

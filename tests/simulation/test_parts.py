@@ -34,7 +34,7 @@ from simulation.processes import Crashed, Process
 from simulation.scenario import DEVICE_FAULTS, HOST_FAULTS, Fault, Scenario, Traffic, rough
 from simulation.search import as_code, shrink
 from simulation.shares import FairShares, TenantLimits
-from simulation.timeline import LIVELOCK_STEPS, START_NS, Livelock, Timeline
+from simulation.timeline import LIVELOCK_STEPS, START_NS, Lane, Livelock, Timeline
 from simulation.transport import Pipe, Tricks
 from simulation.world import World
 
@@ -58,6 +58,57 @@ def test_things_happen_in_order_of_their_time_then_of_their_asking() -> None:
     assert seen == ["a", "b", "c", "d"]
 
 
+def order_of_one_moment(seed: int) -> list[str]:
+    """Three lanes in each of which four things follow each other at one moment."""
+    timeline, seen = Timeline(seed), list[str]()
+
+    def step(lane: Lane, name: str, number: int) -> None:
+        seen.append(f"{name}{number}")
+        if number < 4:
+            timeline.put(lane, 0, step, (lane, name, number + 1))
+
+    for name in "abc":
+        lane = timeline.lane(name)
+        timeline.put(lane, MS, step, (lane, name, 1))
+    timeline.run_until(timeline.now + MS)
+    return seen
+
+
+def test_what_is_due_at_one_moment_is_shuffled_by_the_seed_and_each_lane_keeps_its_order() -> None:
+    orders = [order_of_one_moment(seed) for seed in range(40)]
+    assert orders == [order_of_one_moment(seed) for seed in range(40)]
+    assert all([one for one in order if one[0] == name] == [f"{name}{number}" for number in (1, 2, 3, 4)] for order in orders for name in "abc")
+    assert {order[0] for order in orders} == {"a1", "b1", "c1"}, "each may come first"
+    assert len({tuple(order) for order in orders}) > 20, "and they take turns in many ways"
+
+
+def test_timers_of_one_lane_overtake_only_when_they_were_set_at_different_moments() -> None:
+    overtaken = 0
+    for seed in range(40):
+        timeline, seen = Timeline(seed), list[int]()
+        lane = timeline.lane("one")
+        for number in range(3):
+            timeline.put(lane, 5 * MS, seen.append, (number,))
+        timeline.put(lane, MS, lambda: timeline.put(lane, 4 * MS, seen.append, (9,)), ())  # noqa: B023
+        timeline.run_until(timeline.now + 10 * MS)
+        assert [number for number in seen if number != 9] == [0, 1, 2]
+        overtaken += seen[-1] != 9
+    assert 5 < overtaken < 35
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_processs_call_soon_is_first_come_first_served(seed: int) -> None:
+    world, seen = World(replace(NOTHING, seed=seed)), list[int]()
+    with virtual(world):
+        for pid in (1, 2):
+            loop = Process(world, f"process{pid}", pid).loop
+            for number in range(6):
+                loop.call_soon(loop.call_soon, seen.append, 10 * pid + number)
+        world.timeline.run_until(world.timeline.now)
+    world.disk.close()
+    assert [one for one in seen if one < 20] == list(range(10, 16)) and [one for one in seen if one >= 20] == list(range(20, 26))
+
+
 def test_time_that_does_not_move_is_an_error() -> None:
     timeline = Timeline()
 
@@ -67,6 +118,28 @@ def test_time_that_does_not_move_is_an_error() -> None:
     again()
     with pytest.raises(Livelock, match=str(LIVELOCK_STEPS)):
         timeline.run_until(timeline.now + 1)
+
+
+def test_a_supervisor_that_outlives_its_keeper_is_followed_by_one_and_not_by_two() -> None:
+    world, started = World(NOTHING), list[int]()
+    keeper, timeline = world.keeper, world.timeline
+    with virtual(world):
+        try:
+            keeper.begin()
+            timeline.run_until(timeline.now + S)
+            first = keeper.supervisor
+            assert first is not None
+            first.stop()
+            keeper.die()
+            timeline.run_until(timeline.now + 2 * S)
+            keeper._delay = lambda process: S  # type: ignore[method-assign]  # longer than the successor takes
+            start = keeper._start_supervisor
+            keeper._start_supervisor = lambda: (started.append(1), start())[1]  # type: ignore[method-assign]
+            first.resume()
+            timeline.run_until(timeline.now + 5 * S)
+        finally:
+            world._end()
+    assert len(started) == 1, "the next keeper's own"
 
 
 class Peer:

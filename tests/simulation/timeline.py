@@ -1,11 +1,16 @@
 """Virtual time: one queue of things that will happen. Nothing here knows what they are.
 
-Time jumps to the next thing. Things that are due at the same nanosecond happen in the order in which they were asked for, so a run
-depends on nothing but its seed. Too many things at one moment is a livelock, and an error.
+Time jumps to the next thing. What is due at the same nanosecond is shuffled by the seed, as far as a real host may: whatever happens
+belongs to a lane (a process's loop, one of its threads, a socket, a client), and each lane has its own pace within a moment. Within a
+lane what was asked for first comes first: asyncio promises that of `call_soon`, and programs rely on it. Only timers of one lane that
+were set at different moments may overtake one another when they end at the same one. Too many things at one moment is a livelock,
+and an error.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import heapq
 import random
 from collections.abc import Callable
@@ -18,35 +23,91 @@ START_NS = 1000 * S
 LIVELOCK_STEPS = 200_000
 
 
+_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_SPREAD, _PACES = 64, 16
+"""Within a moment: where what was waited for begins, and how far apart the steps of a lane may be."""
+
+
+class Lane:
+    """Whose things happen in the order in which they were asked for."""
+
+    __slots__ = ("at", "place", "salt")
+
+    def __init__(self, salt: int) -> None:
+        self.salt, self.at, self.place = salt, -1, 0
+
+
 class Livelock(AssertionError):
     """Time does not move any more."""
 
 
 class Timeline:
-    """`now` is the host's CLOCK_MONOTONIC; `steps` counts what has happened."""
+    """`now` is the host's CLOCK_MONOTONIC; `steps` counts what has happened, `overtaken` what was asked for later and came earlier."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.now = START_NS
-        self.steps = 0
-        self._order = 0
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.steps = self.overtaken = 0
+        self._seed = seed
+        self._order = self._place = 0
+        self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._nobody = self.lane("world")
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """The running one of asyncio. Telling asyncio costs more than most callbacks do, so it stays until another one runs."""
+        self.at_top = False
+        """Nothing of a process runs just now, and whoever is next need not put the loop back."""
+
+    def lane(self, name: str) -> Lane:
+        """Of somebody whose things keep their order."""
+        return Lane(int.from_bytes(hashlib.blake2b(f"{self._seed}/{name}".encode(), digest_size=8).digest()))
 
     def after(self, delay_ns: int, work: Callable[..., None], *args: Any) -> None:
-        """Let something happen later."""
+        """Let something of the world's happen later."""
+        self.put(self._nobody, delay_ns, work, args)
+
+    def put(self, lane: Lane, delay_ns: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Let something of a lane happen later. Its place within its moment follows from the seed, the lane and the moments alone, so
+        that nothing which is left out moves anything else."""
+        now = self.now
         self._order += 1
-        heapq.heappush(self._heap, (self.now + delay_ns if delay_ns > 0 else self.now, self._order, work, args))
+        if delay_ns > 0:
+            at = now + delay_ns
+            place = ((at ^ now * 5 ^ lane.salt) * _MIX & _MASK) >> 40 & _SPREAD - 1
+        else:
+            at = now
+            if lane.at != now:
+                lane.at, lane.place = now, self._place
+            place = lane.place = max(lane.place, self._place) + 1 + (((now ^ lane.salt) * _MIX & _MASK) >> 40 & _PACES - 1)
+        heapq.heappush(self._heap, (at, place, self._order, work, args))
+
+    def enter(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """From now on this loop is the running one."""
+        self.loop = loop
+        asyncio._set_running_loop(loop)
 
     def run_until(self, end_ns: int) -> None:
         """Let everything happen that is due by then."""
+        self.at_top = True
+        try:
+            self._run_until(end_ns)
+        finally:
+            self.at_top = False
+            self.enter(None)
+
+    def _run_until(self, end_ns: int) -> None:
         heap, pop = self._heap, heapq.heappop
         at_start, same = self.steps, 0
-        steps = at_start
+        steps, last = at_start, 0
         while heap and heap[0][0] <= end_ns:
-            at, _, work, args = pop(heap)
-            same = same + 1 if at == self.now else 0
-            if same > LIVELOCK_STEPS:
-                raise Livelock(f"{LIVELOCK_STEPS} steps at {at} ns, the last is {work}")
-            self.now = at
+            at, self._place, order, work, args = pop(heap)
+            if at == self.now:
+                same += 1
+                if order < last:
+                    self.overtaken += 1
+                if same > LIVELOCK_STEPS:
+                    raise Livelock(f"{LIVELOCK_STEPS} steps at {at} ns, the last is {work}")
+            else:
+                same, self.now = 0, at
+            last = order
             steps += 1
             work(*args)
         self.steps = steps

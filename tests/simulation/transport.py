@@ -47,13 +47,16 @@ class Pipe:
     """One direction."""
 
     __slots__ = (
-        "_due", "_held", "_pumping", "_queue", "_receive", "_rng", "_timeline", "dropped", "high_water", "reader", "slow_ns", "stalled",
+        "_due", "_held", "_lane", "_pumping", "_queue", "_receive", "_rng", "_timeline", "dropped", "high_water", "reader", "slow_ns", "stalled",
         "tricks", "up",
     )  # fmt: skip
 
-    def __init__(self, world: World, rng: random.Random, reader: Process, receive: Callable[[Frames], None], high_water: int) -> None:
+    def __init__(
+        self, world: World, rng: random.Random, reader: Process, receive: Callable[[Frames], None], high_water: int, name: str = ""
+    ) -> None:
         self._timeline, self._rng, self.reader, self._receive, self.high_water = world.timeline, rng, reader, receive, high_water
         self._queue: deque[tuple[int, Frames]] = deque()
+        self._lane = world.timeline.lane(name)
         self._due = 0
         self._pumping = False
         self.up, self.stalled, self.slow_ns, self.dropped = True, False, 0, 0
@@ -103,13 +106,13 @@ class Pipe:
         self._queue.append((due, frames))
         if not self._pumping:
             self._pumping = True
-            self._timeline.after(due - now, self._pump)
+            self._timeline.put(self._lane, due - now, self._pump, ())
 
     def pump(self) -> None:
         """The reader reads again."""
         if self._queue and not self._pumping:
             self._pumping = True
-            self._timeline.after(self._queue[0][0] - self._timeline.now, self._pump)
+            self._timeline.put(self._lane, self._queue[0][0] - self._timeline.now, self._pump, ())
 
     def _pump(self) -> None:
         self._pumping = False
@@ -122,7 +125,7 @@ class Pipe:
         if queue:
             if not self.stalled and not reader.stopped and not self._pumping:
                 self._pumping = True
-                self._timeline.after(queue[0][0] - now, self._pump)
+                self._timeline.put(self._lane, queue[0][0] - now, self._pump, ())
         elif not self.up:
             _forget(self)
 
@@ -237,8 +240,9 @@ class Link:
         self._connections += 1
         self.identity = self._fixed or b"%s#%d.%d" % (self.name.encode(), self._client.pid, self._connections)
         self.server = server
-        self.to_client = Pipe(self._world, self._rng, self._client, self._arrived, self._high_water)
-        self.to_server = Pipe(self._world, self._rng, server, listener.accept(self), self._high_water)
+        name = f"{self.name} {self._client.pid} {self._connections}"
+        self.to_client = Pipe(self._world, self._rng, self._client, self._arrived, self._high_water, f"{name} down")
+        self.to_server = Pipe(self._world, self._rng, server, listener.accept(self), self._high_water, f"{name} up")
 
     def cut(self, kept_share: float = 0.0) -> int:
         """Break the connection; how many messages were lost. The DEALER connects again while it lives."""

@@ -23,7 +23,7 @@ from builders_sim import a_sim_package
 from calculet_core import history, wire
 from calculet_core.artifact import Package
 from calculet_core.clock import S
-from calculet_core.config import BoardConfig, CrashConfig, FleetConfig, ModelConfig
+from calculet_core.config import BoardConfig, CrashConfig, FleetConfig, ModelConfig, SchedulerConfig
 from calculet_core.history import Event
 from calculet_core.shell.fleet import Fleet
 from calculet_supervisor.rollout import Artifact, Rollout
@@ -37,7 +37,7 @@ from simulation.keeper import Keeper
 from simulation.operators import Operators
 from simulation.ports import Nothing, virtual
 from simulation.router import KEYS
-from simulation.scenario import ALIAS, Scenario, Settings
+from simulation.scenario import ALIAS, HITCH_MS, Scenario, Settings
 from simulation.timeline import Timeline, stream
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ Tracer = Callable[[str, str, Any], None]
 QUIET_S = 900.0
 """Liveness: everything has come to rest so long after the last fault. A half-open restart and a reset window are within it."""
 PROBE_S = 30.0
+UNAPPLIED = ("does not run it", "has not taken it live", "to be restarted", "started with something else")
+"""Of what is left to do for the configuration that was applied."""
 GAPS = {"cut_data", "partition_data", "pause_router", "pause_worker", "hang_worker", "double_data", "reorder_data", "truncate_data"}
 """Faults after which a worker's numbers may have gaps: a broken connection, a lease that lapsed meanwhile, a link that plays tricks."""
 _NAMED = {
@@ -70,14 +72,24 @@ def packages(sizes: tuple[int, ...], lanes: int) -> tuple[Package, ...]:
     return tuple(found)
 
 
+@dataclasses.dataclass(frozen=True)
+class HostFleet(Fleet):
+    """With its scheduler file's content beside it."""
+
+    scheduler: SchedulerConfig
+
+    def scheduler_of(self, alias: str) -> SchedulerConfig:
+        return self.scheduler
+
+
 def fleet_of(settings: Settings, boards: dict[str, Any], package: Package, root: Path) -> Fleet:
-    """The configuration, without a file, and the folders where its processes find each other."""
+    """The configuration, as its file says it, and the folders where its processes find each other."""
     config = FleetConfig(
         "calculet-fleet/v1", tuple(BoardConfig(board, "sim", pool=pool) for board, pool in boards.items()), (ModelConfig(ALIAS, str(package.root)),),
         router=settings.router, tenants=settings.tenants, supervision=settings.supervision, recovery=settings.recovery,
         rollout=settings.rollout, recall=settings.recall, crashes=CrashConfig(keep=0),
     )  # fmt: skip
-    return Fleet(config, root / "fleet.yaml", root, root, root)
+    return HostFleet(config, root / "fleet.yaml", root, root, root, settings.scheduler)
 
 
 def _silent(where: str, what: str, detail: Any) -> None:
@@ -89,7 +101,7 @@ class World:
 
     def __init__(self, scenario: Scenario, tracer: Tracer = _silent) -> None:
         self.scenario, self.settings, self.tracer = scenario, scenario.settings, tracer
-        self.timeline = Timeline()
+        self.timeline = Timeline(scenario.seed)
         self.alias = ALIAS
         self.boards = [f"board{index}" for index in range(scenario.boards)]
         self.packages = {package.digest: package for package in packages(self.settings.batch_sizes, self.settings.lanes)}
@@ -106,6 +118,13 @@ class World:
         self.disk = Disk()
         self.pools: dict[str, str | None] = dict(zip_longest(self.boards, scenario.pools[: len(self.boards)]))
         self.fleet = fleet_of(self.settings, self.pools, self.package, self.disk.root)
+        """What the configuration's file says now; who starts reads it."""
+        self.edits = 0
+        self.undisturbed = all(act.verb == "apply" for act in scenario.acts) and all(
+            fault.kind == "pause_router" and fault.ms <= HITCH_MS for fault in scenario.faults
+        )
+        """Nothing happens but applies: no client may notice any of them once every board has served."""
+        self._served = False
         self.hardware = {board: Hardware(board, self.timeline) for board in self.boards}
         self.armed: dict[str, list[Any]] = {}
         self.checker = FleetChecker(self)
@@ -128,6 +147,8 @@ class World:
                 self._end()
         if self.checker.fair_looks:
             self.sometimes["fairness was judged"] += self.checker.fair_looks
+        if self.timeline.overtaken:
+            self.sometimes["a moment was shuffled"] += self.timeline.overtaken
         return self
 
     def run_until_broken(self, rules: set[str], look_s: float = 1.0) -> set[str]:
@@ -198,6 +219,8 @@ class World:
                 left.append(f"router{index} is not up")
             elif router.dispatcher.ready() != ready:
                 left.append(f"router{index} can use {router.dispatcher.ready()} boards of {ready}")
+        if self.edits:
+            left += [words for words in supervisor.app.configuring.left() if any(part in words for part in UNAPPLIED)]
         left += [f"rollout {one.id}: {one.state}" for one in supervisor.rollouts.live.values()]
         if supervisor.recovery.breaker.reason is not None:
             left.append("the breaker is open")
@@ -306,6 +329,25 @@ class World:
         if (reason := context.quarantined.get(green.digest)) is not None and not rollout.override:
             raise Unfit(f"{green} was set aside: {reason}")
         return package, {"green": green, "blue": rollout.blue}
+
+    def edit(self, restart: bool) -> None:
+        """Somebody changes the configuration's file: something that routers take live, and something for which workers restart."""
+        self.edits += 1
+        config = self.fleet.config
+        router = msgspec.structs.replace(config.router, max_inflight_requests=4_000 + self.edits)
+        journal = msgspec.structs.replace(config.journal, max_bytes=config.journal.max_bytes + restart)
+        self.fleet = dataclasses.replace(self.fleet, config=msgspec.structs.replace(config, router=router, journal=journal))
+        self.note("the configuration is edited", f"restart={restart}")
+
+    def must_serve(self) -> bool:
+        """Whether whoever asks now has to be served, whatever is being applied."""
+        if not self.undisturbed or self._served:
+            return self.undisturbed
+        routers = self.keeper.routers.values()
+        self._served = len(routers) == self.scenario.routers and all(
+            router.listening and router.dispatcher.ready() == len(self.boards) for router in routers
+        )
+        return self._served
 
     def processes(self) -> list[Process]:
         """All that live."""

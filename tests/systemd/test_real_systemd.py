@@ -279,6 +279,11 @@ def test_two_routers_share_the_socket_and_each_process_is_replaced_without_a_fai
     assert running.failures == []
     after = pids(machine, SUPERVISOR, ROUTER, SECOND, *map(worker, BOARDS))
     assert 0 not in after and not set(after) & set(before)
+    with load(machine, 8) as running:  # the unprivileged supervisor tells them, and systemd starts them again
+        machine.must("calculet", "restart", "router", "--wait", "--config", CONFIG)
+    assert running.failures == []
+    routers = pids(machine, ROUTER, SECOND)
+    assert 0 not in routers and not set(routers) & set(after)
     machine.must("calculet", "stop", "--config", CONFIG, "board1")
     until(lambda: machine.pid(worker("board1")) == 0, "board1 is stopped")
     refused = machine.run("calculet", "upgrade", "--config", CONFIG)

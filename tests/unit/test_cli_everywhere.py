@@ -199,6 +199,33 @@ def test_a_wait_that_takes_too_long_says_how_it_is_and_what_watches_it_again(fle
     assert "board0 is not ready after 0 s: failed, golden failed" in done.stderr and "calculet wait board0 --for ready" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "fields, words, remedy",
+    [
+        ({"up": False, "state": None, "pid": None, "epoch": None}, "is stopped", "calculet start board0"),
+        ({"draining": True, "worker_draining": True}, "is drained", "calculet resume board0"),
+        ({"up": False, "condemned": "two timeouts"}, "set aside: two timeouts", "calculet probation board0"),
+        ({"wanted_digest": None, "state": "UNLOADED", "alias": "toy", "time_shared": None}, "unloaded", "calculet load toy DIR"),
+    ],
+)
+def test_nobody_waits_for_a_board_that_an_operators_word_keeps_from_being_ready(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], words: str, remedy: str
+) -> None:
+    done = watching(fleet, monkeypatch, [row(state="WARMING", up=True), row(**fields)], "wait", "board0")
+    assert done.exit_code == 1 and words in done.stderr and remedy in done.stderr
+
+
+def test_a_word_that_holds_already_says_so(fleet: Fleet) -> None:
+    for verb, answer, words in (
+        ("stop", {"already": True, "up": False}, "stopped already"), ("start", {"already": True, "up": True}, "was not stopped"),
+        ("start", {"draining": True, "up": True}, "calculet resume board0"), ("resume", {"up": False}, "calculet start board0"),
+        ("drain", {"already": True, "up": True}, "drained already"),
+    ):  # fmt: skip
+        with a_supervisor(fleet, **{verb: {"board": "board0", **answer}}):
+            done = CliRunner().invoke(main, [verb, "board0", "--config", str(fleet.path)], catch_exceptions=False)
+        assert done.exit_code == 0 and words in done.stdout, (verb, done.stdout)
+
+
 def test_leaving_leaves_what_was_begun_and_says_how_to_come_back(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     def gone(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -206,3 +233,12 @@ def test_leaving_leaves_what_was_begun_and_says_how_to_come_back(fleet: Fleet, m
     monkeypatch.setattr(wait_module, "time", SimpleNamespace(sleep=gone, monotonic=time.monotonic))
     done = watching(fleet, monkeypatch, [row(active=1)], "wait", "board0", "--for", "down")
     assert done.exit_code == 130 and "`calculet wait board0 --for down` watches it again" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["version"], ["completion", "bash"]])
+def test_output_that_goes_nowhere_is_one_line_and_no_stack(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "calculet_supervisor.cli", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("calculet: No space left on device\n") and "Traceback" not in done.stderr

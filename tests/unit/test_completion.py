@@ -17,6 +17,7 @@ from calculet_worker.jobs.durations import UNMEASURED_LIMIT_NS, Durations
 from calculet_worker.jobs.inflight import Inflight, InflightJob
 from calculet_worker.jobs.pingpong import PingPong
 from calculet_worker.jobs.recovery import plan_for
+from calculet_worker.output.sampling import row_facts
 from calculet_worker.scheduling.arbiter import Turn
 
 MS = 1_000_000
@@ -187,3 +188,17 @@ def test_every_fault_has_a_plan_whose_error_clients_know(kind: FaultKind) -> Non
     assert plan.wants_reset == (kind in {FaultKind.WAIT_TIMEOUT, FaultKind.DEVICE_UNAVAILABLE, FaultKind.CCU_EXCEPTION, FaultKind.RESIDUE})
     assert plan.condemns == (kind is FaultKind.OTHER)
     assert plan.bystander_error().retryable
+
+
+def test_what_the_device_thread_found_is_believed_for_the_active_rows_alone() -> None:
+    logits = rows(4)
+    facts = row_facts(logits)
+    facts.finite[3] = False
+    entry = an_entry()
+    active = len(entry.sequences)
+    assert active < 4
+    found = judge(a_completion(logits), entry, VOCAB, facts=facts)
+    assert isinstance(found, Good) and found.best.tolist() == logits[:active].argmax(axis=1).tolist()
+    facts.finite[0] = False
+    found = judge(a_completion(logits), entry, VOCAB, facts=facts)
+    assert isinstance(found, Faulty) and found.kind is FaultKind.BAD_NUMBERS and "rows [0]" in found.detail

@@ -46,9 +46,11 @@ class Scene:
         self.restarts: list[str] = []
         self.begun: list[Any] = []
         self.started_s = -100.0
+        self.unloaded: set[str] = set()
+        self.rollouts = SimpleNamespace(placement=lambda board: (None if board in self.unloaded else "its artifact", None))
         self.store = SimpleNamespace(want=self._want)
         self.now_ns = 0
-        memory: Any = SimpleNamespace(applied=Applied(2, 0.0, allow_downtime, kept))
+        memory: Any = SimpleNamespace(applied=Applied(2, 0.0, allow_downtime, kept), flags={})
         self.configuring = Configuring(self, memory)  # type: ignore[arg-type]
 
     # ---------------------------------------------------------------- what a supervisor is asked
@@ -196,3 +198,13 @@ def test_who_holds_something_else_live_is_told_and_told_again_less_often_when_it
     assert [identity for identity, _ in scene.sent[2:]] == [b"i0"], "the router has said why"
     scene.tick(30)
     assert sorted(identity for identity, _ in scene.sent[3:]) == [b"i0", b"r"]
+
+
+def test_a_board_whose_model_is_unloaded_is_not_waited_for_and_moves_too(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.unloaded = {"b0", "b1"}
+    scene.reports("b0", scene.wrong, state="UNLOADED")
+    scene.reports("b1", scene.right["b1"], state="UNLOADED")
+    assert scene.tick() == ["b0"]
+    scene.reports("b0", scene.right["b0"], epoch=2, state="UNLOADED")
+    assert scene.tick() == [] and scene.configuring.left() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ async def raises(arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]
     raise KeyError("what")
 
 
+async def lacks(arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
+    raise OSError(errno.EMFILE, "Too many open files", "/some/file")
+
+
 async def unpackable(arguments: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     return {"row": object()}
 
@@ -42,7 +47,7 @@ def conversation(path: Path, *verbs: str) -> list[Any]:
             return error.message, error.hint
 
     async def run() -> list[Any]:
-        table = {"good": good, "refuses": refuses, "raises": raises, "unpackable": unpackable}
+        table = {"good": good, "refuses": refuses, "raises": raises, "lacks": lacks, "unpackable": unpackable}
         server = await serve_control(path, table)
         try:
             return [await asyncio.to_thread(ask, verb) for verb in verbs]
@@ -59,6 +64,12 @@ def test_every_mistake_of_a_verb_is_answered_and_the_next_one_is_served(tmp_path
     assert found[2][0].startswith("TypeError") and "bug" in found[2][1]
     assert "unknown verb 'nonsense'" in found[3][0] and "refuses" in found[3][1]
     assert found[4]["said"] == "this"
+
+
+def test_what_the_machine_lacks_is_called_no_bug(tmp_path: Path) -> None:
+    message, hint = conversation(tmp_path / "control.sock", "lacks")[0]
+    assert message == "the supervisor cannot do it now: /some/file: Too many open files"
+    assert "doctor" in hint and "bug" not in hint
 
 
 @pytest.mark.parametrize("versions", [[], [wire.VersionReport("d" * 64, 3, 1, {40: 2}, {30: 1})]])

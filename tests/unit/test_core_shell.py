@@ -23,6 +23,7 @@ from calculet_core.shell.files import FileLock, LockHeld, next_number, read_boun
 from calculet_core.shell.fleet import load_fleet
 from calculet_core.shell.journal import Journal, read_journal
 from calculet_core.shell.link import Frames, bind_router, connect_dealer
+from calculet_core.shell.listening import bind, listens_at
 from calculet_core.shell.sd_notify import sd_notify
 from calculet_core.shell.telemetry import Collectors, fetch_metrics, merge_expositions, serve_metrics
 
@@ -108,6 +109,15 @@ def test_a_full_disk_loses_events_and_nothing_else() -> None:
     journal = Journal(Path("/dev/full"), 10_000, 0)
     journal.write("a")
     journal.flush()
+    assert journal.lost == 1
+
+
+def test_an_event_that_cannot_be_written_is_lost_alone(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl", 1 << 20, 0)
+    for name, value in (("one", 1), ("two", object()), ("three", 3)):
+        journal.write(name, value=value)
+    journal.close()
+    assert [event.event for event in read_journal(tmp_path / "journal.jsonl")] == ["one", "three"]
     assert journal.lost == 1
 
 
@@ -289,3 +299,10 @@ def test_a_lost_journal_line_is_in_the_metrics(tmp_path: Path) -> None:
     journal.flush()
     assert lost() - before == 2
     journal.close()
+
+
+def test_a_socket_is_at_an_address_by_port_and_by_any_name_of_its_host() -> None:
+    with bind("127.0.0.1:0") as sock:
+        port = sock.getsockname()[1]
+        assert listens_at(sock, f"127.0.0.1:{port}") and listens_at(sock, f"localhost:{port}") and listens_at(sock, "127.0.0.1:0")
+        assert not listens_at(sock, "127.0.0.1:1") and not listens_at(sock, f"0.0.0.0:{port}") and not listens_at(sock, f"[::1]:{port}")

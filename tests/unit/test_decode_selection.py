@@ -116,49 +116,49 @@ def test_sequences_of_equal_rank_take_turns_on_one_row() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ the batching window
-def test_a_step_that_is_not_full_waits_for_a_job_in_flight_but_not_beyond_its_window() -> None:
+def test_a_step_that_is_not_full_waits_but_not_beyond_its_window() -> None:
     queue = a_queue(window_us=500)
     queue.push(ready(1, ready_since_ns=1_000 * US))
-    assert queue.hold_until_ns(others_running=True, now_ns=1_100 * US) == 1_500 * US
-    assert queue.hold_until_ns(others_running=True, now_ns=1_500 * US) is None, "the window is over: it goes, full or not"
+    assert queue.hold_until_ns(now_ns=1_100 * US) == 1_500 * US
+    assert queue.hold_until_ns(now_ns=1_500 * US) is None, "the window is over: it goes, full or not"
 
 
-def test_nobody_waits_when_nobody_can_join() -> None:
-    queue = a_queue(window_us=500)
+def test_without_a_window_no_step_waits() -> None:
+    queue = a_queue()
     queue.push(ready(1))
-    assert queue.hold_until_ns(others_running=False, now_ns=0) is None
+    assert queue.hold_until_ns(now_ns=0) is None
 
 
 def test_a_full_step_does_not_wait() -> None:
     queue = a_queue(window_us=500)
     for number in range(4):
         queue.push(ready(number))
-    assert queue.hold_until_ns(others_running=True, now_ns=0) is None
+    assert queue.hold_until_ns(now_ns=0) is None
 
 
 def test_the_window_ends_at_the_earliest_deadline() -> None:
     queue = a_queue(window_us=500)
     queue.push(ready(1, deadline_ns=200 * US))
-    assert queue.hold_until_ns(others_running=True, now_ns=0) == 200 * US
+    assert queue.hold_until_ns(now_ns=0) == 200 * US
 
 
 def test_the_window_leaves_time_for_the_step_before_the_deadline() -> None:
     queue = a_queue(window_us=500, step_ns=150 * US)
     queue.push(ready(1, deadline_ns=400 * US))
-    assert queue.hold_until_ns(others_running=True, now_ns=0) == 250 * US
+    assert queue.hold_until_ns(now_ns=0) == 250 * US
 
 
 def test_the_window_keeps_to_the_longest_time_between_tokens() -> None:
     queue = a_queue(window_us=5_000, step_ns=700 * US, sla_ms=1)
     queue.push(ready(1, ready_since_ns=0))
-    assert queue.hold_until_ns(others_running=True, now_ns=0) == 300 * US
+    assert queue.hold_until_ns(now_ns=0) == 300 * US
 
 
 def test_arrivals_do_not_extend_the_window() -> None:
     queue = a_queue(window_us=500)
     queue.push(ready(1, ready_since_ns=0))
     queue.push(ready(2, ready_since_ns=400 * US))
-    assert queue.hold_until_ns(others_running=True, now_ns=450 * US) == 500 * US
+    assert queue.hold_until_ns(now_ns=450 * US) == 500 * US
 
 
 # ------------------------------------------------------------------------------------------------ selection

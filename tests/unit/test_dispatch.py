@@ -307,6 +307,23 @@ def test_a_gap_in_the_sequence_is_counted_and_fails_over_what_was_in_flight() ->
     assert [action.owner for action in desk.all(actions.Deliver)][-1] == fresh
 
 
+def test_a_first_tick_that_is_lost_is_a_gap_too() -> None:
+    desk = Desk()
+    desk.tell(events.ViewPublished(a_view(a_board("board0"))))
+    desk.hello("board0", seq=4)
+    client = desk.ask(STREAM)
+    submit = desk.sent()[0]
+    desk.tick(seq=6, accepted=[wire.Acceptance(submit.request_id, 1, 3, 10)], pieces=[wire.Piece(submit.request_id, 1, 1, "second")])
+    assert [(lost.expected, lost.got) for lost in desk.all(actions.LostMessages)] == [(5, 6)]
+    assert texts(desk) == [], "the first token is missing"
+    again = desk.sent()[1]
+    assert (again.request_id, again.attempt) == (submit.request_id, 2)
+    desk.hello("board0", seq=6)
+    desk.token(again, text="x", finish="stop")
+    assert [action.owner for action in desk.all(actions.Deliver)] == [client]
+    assert len(desk.all(actions.LostMessages)) == 1, "a later greeting says nothing new"
+
+
 def test_a_silent_worker_loses_what_it_has_not_begun() -> None:
     desk = Desk("board0", "board1", worker_silence_ms=5_000)
     desk.ask(STREAM)

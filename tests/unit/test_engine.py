@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from builders_engine import EOS, VOCABULARY, Driver, Fault, Told, a_manifest, a_package, a_scheduler, next_token, reference, text_of
 
@@ -149,7 +148,7 @@ def test_an_answer_may_begin_with_the_prompt_s_text() -> None:
         def tokenized(self, action: actions.Tokenize) -> events.Tokenized:
             found = super().tokenized(action)
             text = b"".join(VOCABULARY[token] for token in action.prompt.token_ids or ()).decode()
-            return replace(found, echo=text if action.echo else "")
+            return msgspec.structs.replace(found, echo=text if action.echo else "")
 
     driver = Echoing().ready()
     told, plain = driver.submit(1, [1, 2, 3], 4, echo=True), driver.submit(2, [1, 2, 3], 4)
@@ -837,6 +836,19 @@ def test_a_long_step_is_rehearsed_shortly_before_its_end(ahead_us: int, on_host:
         assert [end - 1 * MS for end in ends] == [step.rehearse_ns for step in steps]
 
 
+@pytest.mark.parametrize(("polls", "step_ns", "brief"), [(True, 0, True), (True, 10 * MS, False), (False, 0, False)])
+def test_only_a_step_that_is_known_to_be_brief_is_looked_for_and_only_where_the_device_lets_itself_be_asked(
+    polls: bool, step_ns: int, brief: bool
+) -> None:
+    driver = Driver(polls=polls)
+    driver.board.step_ns = step_ns
+    told = driver.ready().submit(1, max_new_tokens=6)
+    driver.until(lambda: told.ended)
+    jobs = [action for action in driver.actions if isinstance(action, actions.SubmitJob)]
+    assert not jobs[0].brief, "nobody knows yet how long a job takes"
+    assert [job.brief for job in jobs if job.job.kind is JobKind.DECODE][-3:] == [brief] * 3
+
+
 # ------------------------------------------------------------------------------------------------ what a completion must still fit
 @pytest.mark.parametrize("wrong", ["lanes swapped", "lane given away", "generation", "lane not written", "row out of range"])
 def test_an_output_whose_sequences_and_lanes_are_not_those_it_was_sent_with_is_nobodys(wrong: str) -> None:
@@ -858,7 +870,7 @@ def test_an_output_whose_sequences_and_lanes_are_not_those_it_was_sent_with_is_n
         lane.state = KvSequenceState.ACTIVE
     else:
         (entry,) = serving.inflight._jobs.values()
-        rows, entry.job = entry.job, dataclasses.replace(entry.job, lanes=entry.job.lanes + 100)
+        rows, entry.job = entry.job, msgspec.structs.replace(entry.job, lanes=entry.job.lanes + 100)
         assert rows.lanes.max() < 100
     verdict = serving.mismatch(next(iter(serving.inflight._jobs.values())))
     assert verdict is not None and "the job wrote lane" in verdict

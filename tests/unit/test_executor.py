@@ -6,11 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from calculet_core.batches import BatchProfile, KvLayout
 from calculet_core.clock import MS, S
@@ -181,6 +181,59 @@ def test_a_rehearsal_does_not_keep_a_lost_job_from_being_reported(board: Scripte
     assert executor.stop(DEADLINE_S)
 
 
+def test_the_end_of_a_brief_job_is_found_at_once_and_the_device_thread_sleeps_on(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    for job_id in (1, 2):
+        board.outcomes.put(completion := a_completion(job_id))
+        assert executor.submit(replace(a_submission(job_id), brief=True)) == JobSubmitted(job_id, EngineBank.PING)
+        assert executor.look() == JobCompleted(completion)
+    assert (executor.look(), board.waits, delivered.empty()) == (None, 2, True)
+    idle_ns = executor.busy_ns()
+    assert executor.busy_ns() == idle_ns, "nothing is out any more"
+
+
+def test_a_brief_job_that_has_not_ended_goes_to_the_device_thread(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    executor.submit(replace(a_submission(1), brief=True))
+    assert executor.look() is None
+    executor.submit(replace(a_submission(2), brief=True))
+    assert executor.look() is None, "another is out, so the device thread is in the device"
+    for job_id in (1, 2):
+        board.outcomes.put(completion := a_completion(job_id))
+        assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
+def test_a_brief_job_is_not_taken_for_another_one_that_ends_late(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    board.outcomes.put(late := a_completion(9))
+    executor.submit(replace(a_submission(1), brief=True))
+    assert executor.look() == JobCompleted(late)
+    board.outcomes.put(completion := a_completion(1))
+    assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
+@pytest.mark.parametrize("outcome", [ReturnCode.DEVICE_UNAVAILABLE, RuntimeError("gone")])
+def test_a_brief_job_whose_device_fails_is_lost(executor: Executor, board: ScriptedBoard, outcome: Any) -> None:
+    board.outcomes.put(outcome)
+    executor.submit(replace(a_submission(1), brief=True))
+    assert executor.look() == JobLost(1, outcome if isinstance(outcome, ReturnCode) else ReturnCode.OTHER)
+
+
+def test_while_a_lost_job_may_still_end_no_job_is_brief(
+    executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]
+) -> None:
+    executor.submit(a_submission(1, in_ns=0))
+    assert delivered.get(timeout=DEADLINE_S) == JobLost(1, ReturnCode.TIMEOUT)
+    executor.submit(replace(a_submission(2), brief=True))
+    assert executor.look() is None
+    for job_id in (1, 2):
+        board.outcomes.put(completion := a_completion(job_id))
+        assert delivered.get(timeout=DEADLINE_S) == JobCompleted(completion)
+
+
 def test_completions_may_come_in_any_order(executor: Executor, board: ScriptedBoard, delivered: queue.Queue[Any]) -> None:
     executor.submit(a_submission(1))
     executor.submit(a_submission(2))
@@ -316,5 +369,25 @@ def test_bf16_logits_arrive_as_float32_in_a_buffer_of_their_lease(board: Scripte
                 first = logits
             elif job_id == 2:
                 assert np.allclose(first, numbers, rtol=2**-8), "another lease's numbers are elsewhere"
+    finally:
+        executor.stop(DEADLINE_S)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_best_of_each_row_and_whether_it_is_finite_come_with_the_completion(board: ScriptedBoard, bf16: bool) -> None:
+    arrived: queue.Queue[Any] = queue.Queue()
+    executor = Executor(board, arrived.put)  # type: ignore[arg-type]
+    numbers = np.array([[1.0, 4.0, 3.0], [9.0, -np.inf, 2.0], [np.nan, 1.0, 2.0]], np.float32)
+    try:
+        for job_id, logits in ((1, narrow(numbers) if bf16 else numbers), (2, None)):
+            executor.submit(a_submission(job_id))
+            board.outcomes.put(Completion(job_id, 1, OutputStatus.DONE, logits, EngineBank.PING, JobTimings(), 0))
+            event = arrived.get(timeout=DEADLINE_S)
+            assert isinstance(event, JobCompleted)
+            if logits is None:
+                assert event.facts is None
+            else:
+                assert event.facts is not None and event.facts.best[:2].tolist() == [1, 0]
+                assert event.facts.finite.tolist() == [True, False, False]
     finally:
         executor.stop(DEADLINE_S)

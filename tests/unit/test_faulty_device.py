@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from pathlib import Path
@@ -235,7 +234,7 @@ def test_a_completion_that_is_shown_is_the_devices_own_but_for_the_lie() -> None
     board.submit(board.prefill_job(0, PROMPT))
     done = board.wait()
     assert isinstance(done, Completion)
-    assert dataclasses.replace(done, logits=None).timings.wait_ns is not None
+    assert msgspec.structs.replace(done, logits=None).timings.wait_ns is not None
     device.give_back(done)
 
 

@@ -65,6 +65,15 @@ def test_a_request_for_the_other_model_waits_and_the_supervisor_hears_of_the_fir
     assert states == [RequestState.WAITING_MODEL] * 2
 
 
+def test_a_stream_that_waits_for_its_model_may_be_kept_alive() -> None:
+    desk = SharedDesk(parks=8)
+    owners = [desk.call("rare") for _ in range(2)]
+    assert [action.owner for action in desk.all(actions.Admitted)] == owners
+    desk.ask(a_chat(model="rare"))
+    several = desk.call("rare", n=2)
+    assert [action.owner for action in desk.all(actions.Admitted)] == [*owners, several], "a call whose choices all wait; no whole answer"
+
+
 def test_when_the_turn_comes_all_are_sent_in_the_order_of_their_arrival() -> None:
     desk = SharedDesk()
     owners = [desk.call("rare") for _ in range(3)]

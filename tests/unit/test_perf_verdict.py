@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pytest
-from builders_perf import a_request, a_step, an_info, evidence, some_requests, the_rules, verdict_between, verdict_on
+from builders_perf import S, a_request, a_step, an_info, evidence, some_requests, the_rules, verdict_between, verdict_on
 
 from calculet_core.history import FLEET_ROLLOUT, Event
 from calculet_perf.checks import CHECKS, CheckResult, Result
 from calculet_perf.evidence import Reset
 from calculet_perf.faults import Outcome as FaultRun
-from calculet_perf.records import DeviceJobs, DeviceRecord, Resources
+from calculet_perf.manifest import SwapsPart
+from calculet_perf.records import DeviceJobs, DeviceRecord, ProcessRecord, Resources
 from calculet_perf.recovery import history
 from calculet_perf.rules import BatchTarget, BoardLimits, Claim, RulesError, Sla, check_claim, parse_claim, parse_rules
 from calculet_perf.runinfo import GoldenOutcome, Invalid, Returned, Shortened
 from calculet_perf.stability import StageRun
+from calculet_perf.swapping import SwapBoard, SwapCycle, driven, due_s, kind_of
 from calculet_perf.verdict import Verdict, exit_code
 
 DAY = 86_400.0
@@ -442,6 +445,44 @@ def test_a_board_that_is_busier_than_the_service_level_allows_fails(busy: float 
     assert reasons(found)["sla"] is result, [check.why for check in found.checks]
 
 
+def a_watched_process(name: str, share: float, *, lives: int = 1, told: bool = True) -> list[ProcessRecord]:
+    """A sample a second, first idle for 60 s, then under load for 60 s; several lives answer in turns, as routers of one address do."""
+    spent = [1000.0 * life for life in range(lives)]
+    found = []
+    for second in range(120):
+        for life in range(lives):
+            spent[life] += share if second < 60 else 0.95
+        life = second % lives
+        found.append(
+            ProcessRecord(
+                run_id="run", utc="", monotonic_ns=second * 1_000_000_000, phase="idle" if second < 60 else "measure", process=name,
+                start_s=float(life), cpu_s=spent[life] if told else None,
+            )
+        )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("lives", [1, 3])
+@pytest.mark.parametrize("name", ["router", "supervisor"])
+def test_a_router_or_a_supervisor_that_spins_fails_the_day(name: str, lives: int) -> None:
+    days = a_watched_day(0)
+    spinning = release(days, processes=a_watched_process(name, 0.9, lives=lives))
+    assert reasons(spinning)["no_busy_wait"] is Result.FAIL
+    assert any(f"{name}: 90% of a core while nothing runs" in check.why for check in spinning.checks)
+    calm = release(days, processes=a_watched_process(name, 0.02, lives=lives))
+    assert reasons(calm)["no_busy_wait"] is Result.PASS, "what it uses under load is its work"
+    (use,) = [use for use in evidence([], processes=a_watched_process(name, 0.02, lives=lives)).cpu if use.role == "other"]
+    assert use.idle_share == pytest.approx(0.02) and use.load_share == pytest.approx(0.95)
+
+
+def test_routers_and_supervisors_that_tell_nothing_are_not_judged_and_that_is_said() -> None:
+    silent = release(a_watched_day(0), processes=a_watched_process("router", 0.9, told=False))
+    (check,) = [check for check in silent.checks if check.check == "no_busy_wait"]
+    assert (check.result, "routers and supervisor told nothing" in check.why) == (Result.PASS, True)
+    alone = release([], processes=a_watched_process("router", 0.02))
+    assert reasons(alone)["no_busy_wait"] is Result.INSUFFICIENT, "a router is no board"
+
+
 def rollouts(*swaps: tuple[str, str]) -> list[Event]:
     """A journal of (verb, last state)."""
     found = []
@@ -452,11 +493,11 @@ def rollouts(*swaps: tuple[str, str]) -> list[Event]:
     return found
 
 
-def multi_model(events: list[Event] | None, hours: float = 8) -> Verdict:
+def multi_model(events: list[Event] | None, hours: float = 8, cycles: Sequence[SwapCycle] = ()) -> Verdict:
     told = history(events, None, None) if events is not None else None
     found = evidence(
         some_requests(60), stage=a_stage(hours, stage="candidate"), device=a_watched_day(0), swaps=told.swaps if told else None,
-        broken_promises=told.broken if told else None,
+        broken_promises=told.broken if told else None, driven=driven(cycles),
     )  # fmt: skip
     return verdict_on(found, "multi_model", sla=Sla(ttft_p99_ms=1e6, reject_rate=0.5))
 
@@ -474,6 +515,58 @@ def test_m4_needs_a_hundred_loads_and_a_way_back() -> None:
     assert outcome(*HUNDRED[1:], ("load", "REFUSED"), ("rollback", "DONE")) is Result.INSUFFICIENT, "a refusal is no load"
     assert outcome(*HUNDRED, ("rollback", "DONE"), ("load", "STAGING")) is Result.FAIL, "a swap that never ended"
     assert reasons(multi_model(None))["model_swaps"] is Result.INSUFFICIENT
+
+
+def a_cycle(number: int, kind: str = "swap", **changes: Any) -> SwapCycle:
+    """One that ended as asked, on one board; an emptied board used 1 MiB."""
+    empty = 1 << 20 if kind == "unload_load" else None
+    board = SwapBoard(
+        board="b0", generation_before=number + 1, generation_after=number + 2, digest_after="d" * 64, state_after="READY",
+        device_bytes_empty=changes.pop("empty", empty),
+    )  # fmt: skip
+    fields: dict[str, Any] = {
+        "run_id": "run", "number": number, "kind": kind, "under_load": kind != "unload_load", "from_digest": "e" * 64,
+        "from_package": "/p", "to_digest": "d" * 64, "rollout": number, "utc": "", "start_ns": number * S, "end_ns": number * S + S // 2,
+        "unload_s": 0.1 if empty else None, "state": "DONE", "ok": True, "boards": [board], **changes,
+    }  # fmt: skip
+    return SwapCycle(**fields)
+
+
+def driven_cycles(count: int = 101, **last: Any) -> list[SwapCycle]:
+    found = [a_cycle(number, "rollback" if number == 1 else "unload_load" if number % 5 == 4 else "swap") for number in range(count)]
+    return [*found[:-1], a_cycle(count - 1, **last)] if last else found
+
+
+@pytest.mark.parametrize(
+    ("cycles", "result", "words"),
+    [
+        (driven_cycles(), Result.PASS, "100 loads and 1 rollbacks ended as asked, 20 of them into emptied boards"),
+        (driven_cycles(100), Result.INSUFFICIENT, "99 loads and 1 rollbacks"),
+        ([one for one in driven_cycles() if one.kind != "rollback"], Result.INSUFFICIENT, "100 loads and 0 rollbacks"),
+        (driven_cycles(kind="swap", ok=False, why="rollout 7: ROLLED_BACK: golden"), Result.FAIL, "golden"),
+        (driven_cycles(kind="unload_load", empty=9 << 20), Result.FAIL, "device memory while empty"),
+        (driven_cycles(kind="swap", to_digest="f" * 64), Result.FAIL, "b0 is READY with dddddddddddd"),
+        (driven_cycles(kind="swap", ok=False, interrupted=True, why="stopped"), Result.INSUFFICIENT, "99 loads"),
+        ([a_cycle(0, "rollback"), *(a_cycle(number) for number in range(1, 101))], Result.INSUFFICIENT, "0 of them into emptied"),
+    ],
+)  # fmt: skip
+def test_m4_is_judged_by_the_cycles_that_the_stage_drove(cycles: list[SwapCycle], result: Result, words: str) -> None:
+    verdict = multi_model(rollouts(("load", "DONE")), cycles=cycles)
+    (check,) = [check for check in verdict.checks if check.check == "model_swaps"]
+    assert check.result is result and words in check.why, check.why
+    assert result is Result.PASS or verdict.milestone is None
+
+
+def test_driven_cycles_without_the_fleets_history_show_no_isolation() -> None:
+    assert reasons(multi_model(None, cycles=driven_cycles()))["model_swaps"] is Result.INSUFFICIENT
+
+
+def test_cycles_try_the_way_back_first_and_empty_the_boards_now_and_then() -> None:
+    part = SwapsPart(allow=True, other="p", unload_every=5, rollback_every=10)
+    kinds = [kind_of(number, part, to_home=number % 2 == 1) for number in range(100)]
+    assert (kinds[0], kinds[1], kinds[4]) == ("swap", "rollback", "unload_load")
+    assert (kinds.count("unload_load"), kinds.count("rollback")) == (20, 5)
+    assert due_s(0, 100, 28_800) == 144 and due_s(99, 100, 28_800) == 28_656
 
 
 def test_m4_is_signed_only_over_eight_hours() -> None:

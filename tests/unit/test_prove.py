@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,7 @@ class BlindToPositions(Wrapped):
     """Takes every part for the next one, wherever it says that it belongs: a fault that would hide misplaced tokens."""
 
     def later_part(self, job: Job) -> Job | ReturnCode:
-        return replace(job, positions=job.positions - job.positions[0] + self.lengths())
+        return msgspec.structs.replace(job, positions=job.positions - job.positions[0] + self.lengths())
 
     def lengths(self) -> int:
         graph = self.device._board._graph  # type: ignore[attr-defined]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from builders_engine import a_sequence
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from calculet_core.requests import SamplingParams, StopRules
 from calculet_worker.answers import Answers, Outbox
-from calculet_worker.output.sampling import Sampler, finite_rows, greedy_rows
+from calculet_worker.output.sampling import Sampler, row_facts
 
 VOCABULARY = [bytes([65 + token_id]) for token_id in range(8)]
 EOS = 7
@@ -39,16 +39,23 @@ SLOPE = a_row(*(math.log(p) for p in (0.4, 0.3, 0.15, 0.1, 0.03, 0.01, 0.007, 0.
 
 def test_greedy_takes_the_best_of_each_row_and_the_first_of_equals() -> None:
     logits = np.array([[1, 3, 2], [5, 5, 0]], np.float32)
-    assert greedy_rows(logits).tolist() == [1, 0]
-    assert greedy_rows(logits).dtype == np.int32
+    assert row_facts(logits).best.tolist() == [1, 0]
     assert draws(a_sampler(temperature=0.0), a_row(1, 3, 3), 3) == [1, 1, 1]
 
 
 def test_rows_with_nan_or_inf_are_found_and_huge_finite_ones_are_not() -> None:
-    logits = np.zeros((5, 1000), np.float32)
+    logits = np.zeros((6, 1000), np.float32)
     logits[1, 7], logits[2, 999], logits[3, 0] = np.nan, np.inf, -np.inf
     logits[4] = 3e38
-    assert finite_rows(logits).tolist() == [True, False, False, False, True]
+    logits[5, 3], logits[5, 4], logits[5, 5] = np.inf, np.nan, -np.inf
+    assert row_facts(logits).finite.tolist() == [True, False, False, False, True, False]
+
+
+@pytest.mark.parametrize("odd", [np.nan, -np.nan, np.inf, -np.inf])
+def test_one_bad_number_is_found_wherever_it_is(odd: float) -> None:
+    logits = np.random.default_rng(3).standard_normal((130, 129)).astype(np.float32)
+    logits[np.arange(129), np.arange(129)] = odd
+    assert row_facts(logits).finite.tolist() == [False] * 129 + [True]
 
 
 def test_a_greedy_sampler_says_so_and_takes_the_best_unless_it_is_banned() -> None:
@@ -75,10 +82,10 @@ def test_a_batch_of_every_kind_draws_what_each_would_alone(kinds: str) -> None:
     sequences = [a_sequence(number) for number in range(len(kinds))]
     answers = Answers(Outbox(), VOCABULARY, (EOS,), 1)
     for seq, kind in zip(sequences, kinds, strict=True):
-        seq.request = dataclasses.replace(seq.request, **params(kind))
+        seq.request = msgspec.structs.replace(seq.request, **params(kind))
         answers.open(seq)
     for _ in range(5):
-        drawn = answers.draw(sequences, logits)
+        drawn = answers.draw(sequences, logits, row_facts(logits).best)
         assert EOS not in drawn
         for row, kind in enumerate(kinds):
             if kind != "s":
@@ -90,7 +97,7 @@ def test_a_batch_of_every_kind_draws_what_each_would_alone(kinds: str) -> None:
     if "s" in kinds:
         row = kinds.index("s")
         expected = draws(alone, logits[row], 5)
-        assert [together.draw(sequences, logits)[row] for _ in range(5)] == expected
+        assert [together.draw(sequences, logits, row_facts(logits).best)[row] for _ in range(5)] == expected
 
 
 def test_the_same_seed_gives_the_same_tokens_whatever_else_is_drawn_between() -> None:

@@ -200,6 +200,70 @@ def test_a_log_that_a_power_cut_ends_anywhere_gives_a_beginning_of_what_was_comm
     assert seen == sorted(seen) and seen[-1] == 4
 
 
+@pytest.mark.parametrize("whole_folder", [False, True], ids=["file", "folder"])
+def test_a_database_that_was_deleted_is_written_again_before_anything_is_acknowledged(tmp_path: Path, whole_folder: bool) -> None:
+    path = tmp_path / "state" / "supervisor.sqlite"
+    path.parent.mkdir()
+
+    async def work(store: Store) -> None:
+        await store.want("board0", Wanted(draining=True), Act("drain", "board0"))
+        if whole_folder:
+            shutil.rmtree(path.parent)
+        else:
+            path.unlink()
+        assert store.is_astray
+        await store.want("board1", Wanted(draining=True), Act("drain", "board1"))
+        assert not store.is_astray
+        await store.want("board2", Wanted(draining=True), Act("drain", "board2"))
+        copy(tmp_path / "crash", path)  # what a kill -9 would leave
+
+    with_store(path, work)
+    for left in (path, tmp_path / "crash" / path.name):
+        memory = with_store(left, lambda store: store.recall())
+        assert sorted(memory.boards) == ["board0", "board1", "board2"]
+
+
+def test_a_database_that_was_replaced_takes_no_more_acts_and_is_not_touched(path: Path, tmp_path: Path) -> None:
+    with_store(tmp_path / "other", lambda store: store.mint_generation())
+
+    async def work(store: Store) -> None:
+        await store.mint_generation()
+        (tmp_path / "other").rename(path)
+        before = path.read_bytes()
+        with pytest.raises(sqlite3.OperationalError, match="was replaced while it is in use; a new supervisor"):
+            await store.want("board0", Wanted(draining=True), Act("drain", "board0"))
+        assert path.read_bytes() == before
+
+    with_store(path, work)
+
+
+def test_a_deleted_database_that_cannot_be_written_again_refuses_and_does_so_later(path: Path) -> None:
+    async def work(store: Store) -> None:
+        path.unlink()
+        (path.with_name(f".{path.name}.tmp")).mkdir()
+        with pytest.raises(sqlite3.OperationalError, match="was deleted and cannot be written again"):
+            await store.stand_by()
+        (path.with_name(f".{path.name}.tmp")).rmdir()
+        await store.stand_by()
+        assert not store.is_astray
+
+    with_store(path, work)
+
+
+def test_a_database_that_the_machine_keeps_from_opening_is_not_called_damaged(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_store(path, lambda store: store.mint_generation())
+    for code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN):
+
+        def fails(path: Path, code: int = code) -> sqlite3.Connection:
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = code
+            raise error
+
+        monkeypatch.setattr("calculet_supervisor.shell.store._open", fails)
+        with pytest.raises(OSError, match="It is not damaged"):
+            with_store(path, lambda store: store.recall())
+
+
 async def read(store: Store) -> tuple[Memory, int]:
     return await store.recall(), await store.mint_generation()
 

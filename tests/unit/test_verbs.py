@@ -39,6 +39,6 @@ def test_a_word_that_comes_while_another_is_being_saved_is_refused_and_undoes_no
             await verbs.stop({"board": "board0"}, CALLER)
         saved.set()
         assert (await drain)["draining"] and (await other)["draining"]
-        assert await verbs.stop({"board": "board0"}, CALLER) == {"board": "board0", "up": False, "draining": True}
+        assert await verbs.stop({"board": "board0"}, CALLER) == {"board": "board0", "up": False, "draining": True, "already": False}
 
     asyncio.run(scene())

@@ -44,6 +44,7 @@ MESSAGES = [
     wire.StopWorker(1, 2),
     wire.Disturb("o1", KillWorker(phase=Phase.DECODING), 3),
     wire.TakeConfiguration(4, "d1ge57"),
+    wire.RetireRouter(),
     wire.RouterReport(1, 2, 1, 3, links={"board0": "up"}),
     wire.FleetView(1, [wire.BoardView("board0", 1, 2, "ipc://x", "READY", 3, "d", "qwen3")], [wire.AliasView("qwen3", "d", 40960, 1)]),
 ]  # fmt: skip

@@ -21,6 +21,10 @@ class Events(Protocol):
         """It is gone, or could not be started."""
         ...
 
+    def router_stays(self, pid: int, reason: str) -> None:
+        """No successor could take the place of the router `pid`, which goes on."""
+        ...
+
 
 class Launcher(Protocol):
     """Starts and signals the workers of boards."""
@@ -51,6 +55,11 @@ class Launcher(Protocol):
 
     def tell(self, boards: dict[str, Any]) -> None:
         """How each board is, for whoever watches the start; dropped where nobody does."""
+        ...
+
+    def replace_router(self, pid: int) -> bool:
+        """Start a successor beside the router `pid`, and end that after its drain once the successor serves. False: nobody can
+        here; a router that ends is started again, and connections wait in its socket meanwhile."""
         ...
 
     def close(self) -> None:

@@ -51,6 +51,9 @@ class LockChecked:
     def tell(self, boards: dict[str, Any]) -> None:
         self.inner.tell(boards)
 
+    def replace_router(self, pid: int) -> bool:
+        return self.inner.replace_router(pid)
+
     def close(self) -> None:
         for handle in self._waiting.values():
             handle.cancel()

@@ -1,13 +1,15 @@
 """The development keeper as launcher: MessagePack objects over its Unix socket. It is the workers' parent, so it knows every exit.
 
 To the keeper: `{"verb": "list"}`, `{"verb": VERB, "board": ...}` (VERB: start, stop, dump, abort, kill),
-`{"verb": "tell", "boards": {...}}`.
-From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited": board, "code", "signal", "reason"}`.
+`{"verb": "tell", "boards": {...}}`, `{"verb": "replace", "router": pid}`.
+From it: `{"listed": {board: pid}}`, `{"started": board, "pid": ...}`, `{"exited": board, "code", "signal", "reason"}`,
+`{"router_stays": pid, "reason"}` when no successor could take its place.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from calculet_supervisor.world import Exit
 
 CHUNK_BYTES = 65_536
 LIST_TIMEOUT_S = 5.0
+CONNECT_S = 5.0
+CONNECT_RETRY_S = 0.1
 
 
 class KeeperLauncher:
@@ -33,13 +37,20 @@ class KeeperLauncher:
 
     @classmethod
     async def connect(cls, path: Path, events: Events, on_lost: Callable[[], None]) -> KeeperLauncher:
-        """Connect to the keeper.
+        """Connect to the keeper, which opens a socket that somebody deleted again within a moment.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: nobody listens there within `CONNECT_S`.
         """
-        reader, writer = await asyncio.open_unix_connection(str(path))
-        return cls(reader, writer, events, on_lost)
+        deadline_s = time.monotonic() + CONNECT_S
+        while True:
+            try:
+                reader, writer = await asyncio.open_unix_connection(str(path))
+                return cls(reader, writer, events, on_lost)
+            except (FileNotFoundError, ConnectionRefusedError):
+                if time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(CONNECT_RETRY_S)
 
     async def list(self) -> dict[str, int]:
         self._send(verb="list")
@@ -62,6 +73,10 @@ class KeeperLauncher:
 
     def tell(self, boards: dict[str, Any]) -> None:
         self._send(verb="tell", boards=boards)
+
+    def replace_router(self, pid: int) -> bool:
+        self._send(verb="replace", router=pid)
+        return True
 
     def close(self) -> None:
         self._task.cancel()
@@ -86,6 +101,8 @@ class KeeperLauncher:
             self._listed.set_result(message["listed"])
         elif "started" in message:
             self._events.started(message["started"], message["pid"])
+        elif "router_stays" in message:
+            self._events.router_stays(message["router_stays"], message["reason"])
         elif "exited" in message:
             how = Exit(message.get("code"), message.get("signal"), message.get("reason"))
             self._events.exited(message["exited"], how)

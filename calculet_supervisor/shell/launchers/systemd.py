@@ -66,6 +66,9 @@ class SystemdLauncher:
     def tell(self, boards: dict[str, Any]) -> None:
         """Nobody watches: the journal and `calculet status` tell it."""
 
+    def replace_router(self, pid: int) -> bool:
+        return False
+
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
