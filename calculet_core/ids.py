@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, NewType
 
+SUCCESSOR = "-b"
+"""What the name of a router ends with that replaces another while that one still serves: it is the same router, with its keys."""
+
 RequestId = NewType("RequestId", int)
 GenerationId = NewType("GenerationId", int)
 JobId = NewType("JobId", int)

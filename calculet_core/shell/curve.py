@@ -25,6 +25,7 @@ import zmq
 from zmq.utils import z85
 
 from calculet_core.errors import ConfigError
+from calculet_core.ids import SUCCESSOR
 from calculet_core.shell.files import read_bounded, write_atomic
 
 Role = Literal["worker", "router"]
@@ -109,10 +110,11 @@ def read_curve_keys(folder: Path, role: Role, name: str | None = None) -> CurveK
     Raises:
         ConfigError: one is missing, others may read the secret, or it is no such key.
     """
-    if role == "router" and name is not None and (own := folder / ROUTERS / f"{name}.secret").exists():
-        path, public_path = own, own.with_suffix(".public")
-    else:
-        path, public_path = _secret(folder, role), _public(folder, role)
+    path, public_path = _secret(folder, role), _public(folder, role)
+    if role == "router" and name is not None:
+        for known in (name.removesuffix(SUCCESSOR), name):
+            if (own := folder / ROUTERS / f"{known}.secret").exists():
+                path, public_path = own, own.with_suffix(".public")
     secret = _read(path)
     mode = path.stat().st_mode & 0o777
     if mode & 0o077:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from calculet_core.errors import ConfigError
+from calculet_core.ids import SUCCESSOR
 from calculet_core.shell.fleet import Fleet, load_fleet
 from calculet_core.shell.listening import bind
 from calculet_core.shell.sd_notify import KEPT
 from calculet_supervisor.shell.children import Child, Children, command_of
 from calculet_supervisor.shell.watchdog import Watchdog
 
-NAMES = ("router", "router-b")
+NAMES = ("router", f"router{SUCCESSOR}")
 """Who replaces whom."""
 READY_S = 60.0
 """A successor that is not ready so long after its start is given up."""

@@ -111,6 +111,8 @@ def test_a_router_of_its_own_key_is_let_in_and_shut_out_by_a_file_while_others_s
         (secret, public) = make_router_keys(folder, "router2")  # while the worker runs
         own, common = read_curve_keys(folder, "router", "router2"), read_curve_keys(folder, "router", "router")
         assert own.public != common.public and own.peer == common.peer
+        assert read_curve_keys(folder, "router", "router2-b") == own, "its successor, while one replaces the other"
+        assert read_curve_keys(folder, "router", "router-b") == common
         for number, keys in enumerate((own, common), 1):
             link = connect_dealer(context, door.link.endpoint, lambda frames: None, curve=lambda keys=keys: keys)  # type: ignore[misc]
             await until(lambda link=link: link.send([b"k", b"in"]))  # type: ignore[misc]
