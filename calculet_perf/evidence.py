@@ -139,8 +139,8 @@ class Evidence:
             found.append(f"shortened: samples of {len(samples)} cells, at least {min(item.done for item in samples):g} (§8.6)")
         for item in self.info.shortened:
             if len(samples) <= 2 or item not in samples:
-                clause = item.clause.removeprefix("§")
-                found.append(f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} (§{clause})")
+                clause = f"§{item.clause}" if item.clause[:1].isdigit() else item.clause  # another specification's names it
+                found.append(f"shortened: {item.what}, {item.done:g} of {item.asked:g} {item.unit} ({clause})")
         if self.own_rules:
             found.append("judged by other rules than the shipped calculet-rules/v1")
         if self.info.injector_armed:

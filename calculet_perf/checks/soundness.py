@@ -6,6 +6,7 @@ import msgspec
 
 from calculet_perf.checks.base import Answer, Context, Result
 from calculet_perf.evidence import Evidence
+from calculet_perf.rules import SwapGoal
 from calculet_perf.stability import HOUR_S, LeakOutcome, StageRun
 from calculet_perf.swapping import Driven
 
@@ -163,15 +164,21 @@ def model_swaps(context: Context) -> Answer:
         return Result.FAIL, f"{len(wrong)} swaps were not as asked: {wrong[0]}", wrong
     if swaps is None or evidence.broken_promises is None:
         return Result.INSUFFICIENT, "no journals of the fleet were given (`--journal`, of every process)", []
-    loads, rollbacks = (driven.loads, driven.rollbacks) if driven is not None else (swaps.loads, swaps.rollbacks)
-    found = f"{loads} loads and {rollbacks} rollbacks ended as asked"
-    if loads < goal.loads or rollbacks < goal.rollbacks:
+    if driven is not None:
+        return _driven(driven, goal)
+    found = f"{swaps.loads} loads and {swaps.rollbacks} rollbacks ended as asked"
+    if swaps.loads < goal.loads or swaps.rollbacks < goal.rollbacks:
         return Result.INSUFFICIENT, f"{found}; {goal.loads} and {goal.rollbacks} are needed", []
-    if driven is None:
-        return Result.PASS, found, []
-    found += f", {driven.unloads} of them into emptied boards"
-    if driven.unloads < goal.unloads:
-        return Result.INSUFFICIENT, f"{found}; {goal.unloads} are needed", []
+    return Result.PASS, found, []
+
+
+def _driven(driven: Driven, goal: SwapGoal) -> Answer:
+    """A way back is a cycle of unload and load like any other."""
+    cycles = driven.loads + driven.rollbacks
+    found = f"{cycles} cycles ended as asked, {driven.rollbacks} of them rollbacks, {driven.unloads} into emptied boards"
+    if cycles < goal.loads or driven.rollbacks < goal.rollbacks or driven.unloads < goal.unloads:
+        needed = f"{goal.loads}, {goal.rollbacks} and {goal.unloads} are needed"
+        return Result.INSUFFICIENT, f"{found}; {needed}", []
     if not any(item.moments > 1 for item in driven.residue):
         return Result.INSUFFICIENT, f"{found}; no board told its memory while it was empty", []
     return Result.PASS, found, []

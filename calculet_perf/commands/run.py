@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 HINTS = {"tls_failed": "name its authority in $.server.tls.ca_file, its name in $.server.tls.server_name, or say http://"}
 """What to do about a server that could not be asked, by the code of why."""
+SELF_HINT = (
+    "  the server did not say the same twice: a prompt cache may be the reason (llama-server: `extra_body: {cache_prompt: false}`\n"
+    "  under $.server), or sampling that ignores temperature 0"
+)
 T = TypeVar("T")
 FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -188,6 +192,8 @@ def verdict(info: RunInfo, folder: Path, verb: str = "run") -> int:
     kept = [one for one in info.returned if not one.returned]
     if failed:
         click.echo(f"calculet-perf: golden failed {' and '.join(failed)}; see {folder / INFO}", err=True)
+        if info.foreign and info.golden[0].source == "self":
+            click.echo(SELF_HINT, err=True)
         return Exit.CORRECTNESS
     if kept:
         names = ", ".join(f"{one.board} {one.resource}" for one in kept)

@@ -76,6 +76,7 @@ class SwapGoal(_Section, frozen=True, kw_only=True):
     """What M4 asks of model swaps (scheduling §19)."""
 
     loads: int
+    """Without a stage that drives them: loads by the journal. With one: its cycles, rollbacks among them."""
     rollbacks: int
     unloads: int
     """Of the loads of a stage that drives them itself: so many into boards that were emptied first."""

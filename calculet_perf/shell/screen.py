@@ -72,7 +72,7 @@ def cut_lines(plan: Plan) -> list[str]:
     if plan.shortened:
         lines.append("Shortened against the specification, labelled wherever the run appears:")
         lines += [
-            f"        {cut.what}: {cut.done:g} of {cut.asked:g} {cut.unit} (acceptance {cut.clause})" for cut in plan.shortened
+            f"        {cut.what}: {cut.done:g} of {cut.asked:g} {cut.unit} ({_clause(cut.clause)})" for cut in plan.shortened
         ]
     return lines
 
@@ -82,3 +82,8 @@ def span(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _clause(clause: str) -> str:
+    """Another specification's clause brings its name along."""
+    return f"acceptance {clause}" if clause[:1].isdigit() else clause

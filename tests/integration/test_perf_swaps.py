@@ -104,7 +104,7 @@ def test_a_stage_swaps_the_model_under_load_and_is_judged_by_it(fleet: Fleet, ho
     report = json.loads((out / "report.json").read_text())
     checks = {check["check"]: check for check in report["verdict"]["checks"]}
     assert (judged.returncode, report["verdict"]["milestone"]) == (INFRASTRUCTURE, None), judged.stdout
-    assert checks["model_swaps"]["result"] == "insufficient_evidence" and "100 and 1 are needed" in checks["model_swaps"]["why"]
+    assert checks["model_swaps"]["result"] == "insufficient_evidence" and "100, 1 and 2 are needed" in checks["model_swaps"]["why"]
     assert checks["stage_length"]["result"] == "insufficient_evidence"
     assert (checks["promises"]["result"], checks["no_crosstalk"]["result"]) == ("pass", "pass"), checks
     assert "shortened: load/unload cycles, 4 of 100 cycles" in (out / "report.html").read_text()
