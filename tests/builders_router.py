@@ -31,7 +31,7 @@ from calculet_router.openai import Call, parse_chat, parse_text
 from calculet_router.tenants import Tenants
 
 DIGEST = "d" * 64
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 PASS_ON = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)

@@ -78,7 +78,7 @@ def a_library_package(root: Path, kind: str, vocab_size: int = 1_000) -> Package
 
 
 # ------------------------------------------------------------------------------------------------ a process and its peers
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 ROUTER = 0xA0A0A0A0
 
 

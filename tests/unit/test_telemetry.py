@@ -1,4 +1,4 @@
-"""What a router and a supervisor count."""
+"""What a router, a worker and a supervisor count."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from typing import Any
 
 import msgspec
 import pytest
+from builders_engine import Driver, a_manifest
 from prometheus_client.parser import text_string_to_metric_families
 
 from calculet_core import history
 from calculet_core.clock import MS, S
 from calculet_core.config import FleetConfig, RouterConfig
+from calculet_core.jobs import DeviceVersions
 from calculet_core.shell.telemetry import Collectors
 from calculet_router.actions import Ended
 from calculet_router.shell.telemetry import RouterTelemetry
 from calculet_supervisor.shell.telemetry import Telemetry
 from calculet_supervisor.world import Note
+from calculet_worker.device.sim import SimDevice
+from calculet_worker.device.sim_board import SimBoard
+from calculet_worker.shell.telemetry import Telemetry as WorkerTelemetry
 
 ENDED = Ended("toy", "completed", None, 10, 11, 0, 1 * S, 1 * S + 200 * MS, "default", choices=1)
 
@@ -106,3 +111,28 @@ def test_what_is_gone_is_not_told_any_more_and_may_come_back() -> None:
     assert b'tenant_active{board="b0",tenant="b"} 1.0' in told and b'tenant="a"' not in told
     collectors("calculet_worker_tenant_active", tenant="a").set(2)
     assert b'tenant_active{board="b0",tenant="a"} 2.0' in collectors.exposition()
+
+
+def test_a_worker_counts_what_its_engine_records_and_tells_it_at_the_scrape() -> None:
+    driver = Driver(a_manifest())
+    telemetry = WorkerTelemetry("board0", driver.engine, SimDevice(SimBoard(DeviceVersions("sim", chips=2), 1 << 30)), ["default"], False)
+    told = [driver.ready().submit(number, max_new_tokens=5, tenant=tenant) for number, tenant in ((1, "default"), (2, "stranger"))]
+    driver.until(lambda: all(one.ended for one in told))
+    for event in driver.records:
+        telemetry.count(event)
+    found = {
+        (sample.name, *sorted(set(sample.labels.values()) - {"board0"})): sample.value
+        for _ in range(2)  # the second scrape tells the same: nothing is carried over twice
+        for family in text_string_to_metric_families(telemetry.exposition(driver.now, 0).decode())
+        for sample in family.samples
+    }
+    assert found["calculet_worker_requests_total", "completed"] == 2
+    assert found["calculet_worker_admissions_total", "admit"] == 2
+    assert found["calculet_worker_tokens_total", "generated"] == 10
+    assert found["calculet_worker_tenant_tokens_total", "other"] == found["calculet_worker_tenant_tokens_total", "default"] > 5
+    assert found["calculet_worker_sequence_tokens_count", "total"] == found["calculet_worker_admission_wait_seconds_count",] == 2
+    jobs = [event for event in driver.records if event.event == history.BOARD_JOB]
+    for kind in ("prefill", "decode"):
+        count = sum(event.data["kind"] == kind for event in jobs)
+        assert found["calculet_worker_step_seconds_count", kind] == found["calculet_worker_jobs_total", *sorted((kind, "ok"))] == count > 0
+    assert found["calculet_worker_batch_compiled",] == jobs[-1].data["compiled"]
