@@ -160,6 +160,8 @@ class Keeper:
             self._complain(f"the router ended ({_words(child, how)}); its successor serves (log: {child.log})")
 
     def _not_replaced(self, pid: int, why: str) -> None:
+        if self._stopping:
+            return
         self._complain(f"the router is not replaced and goes on: {why}")
         self._tell(router_stays=pid, reason=why)
 

@@ -77,7 +77,7 @@ class RouterRestarts:
 
     def _reason(self, report: wire.RouterReport) -> str | None:
         reasons = []
-        if 0 < report.began_s < self._since_s:
+        if 0 < report.began_s < self._since_s <= time.time():  # a clock that was set back makes nobody old for ever
             reasons.append(f"since {self._since_s}")
         if self._version() is not None and self._is_stale(report):
             reasons.append(f"version {self._version()}")
