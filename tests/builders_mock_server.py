@@ -138,6 +138,12 @@ class Mock:
         try:
             return await self.answer(writer, asked, script, entry)
         finally:
+            self.note(entry)
+
+    def note(self, entry: dict[str, Any]) -> None:
+        """Write it down, once; before the end of an answer is sent, so that a client who has the answer finds it."""
+        if "end_ns" not in entry:
+            entry["end_ns"] = time.monotonic_ns()
             self.log.write(json.dumps(entry) + "\n")
 
     async def answer(self, writer: asyncio.StreamWriter, asked: dict[str, Any], script: Script, entry: dict[str, Any]) -> bool:
@@ -163,6 +169,7 @@ class Mock:
             entry["writes"].append([time.monotonic_ns(), tokens])
             choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
             choice |= {"message": {"role": "assistant", "content": "".join(words)}} if chat else {"text": "".join(words)}
+            self.note(entry)
             self.whole(writer, 200, {"id": "mock-1", "choices": [choice], "usage": usage}, close=script.close)
             return not script.close
         end = b"connection: close\r\n" if script.close else b"transfer-encoding: chunked\r\n"
@@ -201,13 +208,13 @@ class Mock:
                 return True
             due += script.gap_ms / 1e3
             await asyncio.sleep(max(0, due - time.monotonic()))
+        self.note(entry)
         if script.usage:
             self.event(writer, {"id": "mock-1", "choices": [], "usage": usage})
         if script.done:
             self.raw(writer, b"data: [DONE]\n\n")
         if self.chunked:
             writer.write(b"0\r\n\r\n")
-        entry["end_ns"] = time.monotonic_ns()
         await writer.drain()
         return not script.close
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,9 @@ from calculet_core.config import run_dir_for
 
 settings.register_profile("calculet", deadline=None)  # an example that took long met a busy machine, not a bug
 settings.load_profile("calculet")
+# What was started in the background, or by nohup, ignores these; so would every process that a test starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 RUN_DIRS = ("run", "r")
 """What configurations of tests call it."""
 

@@ -37,8 +37,9 @@ SERVICES = ("router", "supervisor")
 BACKOFF = Backoff(100 * MS, 10_000 * MS)
 STABLE_S = 30.0
 """A service that lived so long starts its back-off anew."""
+CONFIG_GLANCE_S = 0.5
 CONFIG_RETRY_S = 30.0
-"""A service that ended with a configuration error after the start is tried again so much later."""
+"""A service that ended with a configuration error after the start is tried again so much later, or when the file was changed."""
 PREDECESSOR_S = 10.0
 """How long the processes of a killed keeper may take to end."""
 STOP_GRACE_S = 8.0
@@ -72,6 +73,8 @@ class Keeper:
         self._forks = ForkServer(fleet, self._children)
         self._starting: set[str] = set()
         """Boards whose worker is asked for and has no process yet."""
+        self._stamps: dict[str, tuple[int, int] | None] = dict.fromkeys(SERVICES)
+        """The configuration's file as each service found it, or an older one."""
         self._failures = dict.fromkeys(SERVICES, 0)
         self._rng = random.Random()
         self._supervisor: asyncio.StreamWriter | None = None
@@ -119,6 +122,7 @@ class Keeper:
     def _start_service(self, name: str) -> None:
         if self._stopping:
             return
+        self._stamps[name] = self._stamp()
         try:
             if name == "router":
                 self._front.start()
@@ -177,13 +181,27 @@ class Keeper:
             if not self._watch.ready:
                 self._end(ExitCode.CONFIG)
                 return
-            delay_s = CONFIG_RETRY_S
-        else:
-            lived_s = time.monotonic() - child.started_s
-            self._failures[name] = 1 if lived_s > STABLE_S else self._failures[name] + 1
-            delay_s = BACKOFF.delay_ns(self._failures[name], self._rng) / 1e9
-            self._complain(f"the {name} ended ({words}); it starts again (log: {child.log})")
+            self._start_when_mended(name, self._stamps[name], self._loop.time() + CONFIG_RETRY_S)
+            return
+        lived_s = time.monotonic() - child.started_s
+        self._failures[name] = 1 if lived_s > STABLE_S else self._failures[name] + 1
+        delay_s = BACKOFF.delay_ns(self._failures[name], self._rng) / 1e9
+        self._complain(f"the {name} ended ({words}); it starts again (log: {child.log})")
         self._loop.call_later(delay_s, self._start_service, name)
+
+    def _start_when_mended(self, name: str, seen: tuple[int, int] | None, until_s: float) -> None:
+        """Once the configuration's file is another one; or after a while, since it may be about a file that it names."""
+        if self._stamp() != seen or self._loop.time() >= until_s:
+            self._start_service(name)
+        else:
+            self._loop.call_later(CONFIG_GLANCE_S, self._start_when_mended, name, seen, until_s)
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._fleet.path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
 
     # ---------------------------------------------------------------- workers, on the supervisor's word
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -309,7 +327,8 @@ def take_over(fleet: Fleet) -> FileLock:
             break
         except LockHeld as error:
             if time.monotonic() > deadline_s:
-                raise AlreadyRuns(f"a supervisor runs already, without `calculet up`: {error}") from None
+                what = "a supervisor runs without `calculet up`, or one of a killed `calculet up` does not end (kill -9 it)"
+                raise AlreadyRuns(f"{what}: {error}") from None
             time.sleep(0.05)
     sweep(fleet)
     fleet.fleet_view.unlink(missing_ok=True)  # it tells of workers that are no more

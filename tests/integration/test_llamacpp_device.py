@@ -129,7 +129,7 @@ def test_a_job_that_does_not_continue_its_lane_is_refused(board: Driver) -> None
         "no such lane": board.job(JobKind.DECODE, [LANES], [7], [0]),
         "a token outside the vocabulary": board.job(JobKind.DECODE, [0], [49_152], [10]),
         "an idle row": board.job(JobKind.DECODE, [0], [7], [10], lane_valid=np.zeros(1, np.uint8)),
-        "another generation": dataclasses.replace(board.job(JobKind.DECODE, [0], [7], [10]), generation=2),
+        "another generation": msgspec.structs.replace(board.job(JobKind.DECODE, [0], [7], [10]), generation=2),
     }
     for reason, job in wrong.items():
         assert board.device.submit(job) is ReturnCode.INVALID_SHAPE, reason

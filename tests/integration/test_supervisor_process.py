@@ -215,9 +215,10 @@ def test_a_run_folder_that_somebody_deleted_comes_back_and_the_fleet_is_managed_
 
 def test_a_router_that_died_while_the_configuration_was_wrong_is_back_once_it_is_mended(fleet: StubFleet) -> None:
     fleet.start()
-    good = fleet.config.read_text()
+    good, said = fleet.config.read_text(), fleet.folder / "keeper.log"
+    until(lambda: "Calculet serves" in said.read_text(), "`calculet up` knows that it serves: until then a wrong configuration ends it")
     fleet.config.write_text("boards: [")
-    dead, said = fleet.kill("router"), fleet.folder / "keeper.log"
+    dead = fleet.kill("router")
     until(lambda: "the router cannot start: calculet-router" in said.read_text(), "it is refused")
     fleet.config.write_text(good)
     until(lambda: fleet.pid("router") not in (dead, None) and fleet.health() == 200, "a new router, sooner than after the long pause", 25)

@@ -208,7 +208,7 @@ def what_operators_wanted_is_forgotten_with_the_keeper(patch: Patch) -> None:
 
 
 # ---------------------------------------------------------------- applying a configuration
-@mutant("nobody_notices", provoke=APPLYING)
+@mutant("nobody_notices", provoke=applies(3))
 def the_next_board_restarts_before_routers_reach_the_last_one(patch: Patch) -> None:
     patch.setattr(Sightings, "unreached_by", lambda self, board: [])
     patch.setattr(Dispatcher, "_may_hold", lambda self, flight, now_ns: False)
@@ -237,6 +237,6 @@ def what_was_applied_is_forgotten(patch: Patch) -> None:
     patch.setattr(Store, "_recall", bug)
 
 
-@mutant("liveness", provoke=APPLYING)
+@mutant("liveness", provoke=applies(7))
 def nobody_is_told_what_can_be_taken_live(patch: Patch) -> None:
     patch.setattr(Configuring, "_tell_live", lambda self, now_ns: None)
