@@ -164,6 +164,7 @@ CATALOGUE: tuple[Metric, ...] = (
     Metric("supervisor", "calculet_supervisor_rollouts", "gauge", "Model swaps under way, by state", ("state",)),
     Metric("supervisor", "calculet_supervisor_rollouts_ended", "counter", "Model swaps ended, by how", ("state",)),
     Metric("supervisor", "calculet_supervisor_board_condemned", "gauge", "1 while the board is set aside", ("board",)),
+    Metric("supervisor", "calculet_supervisor_unusable", "gauge", "What the configuration names and cannot be used, while what was in force goes on: 1 for the configuration itself, or the number of packages", ("what",)),
     Metric("supervisor", "calculet_supervisor_artifacts_quarantined", "gauge", "Artifacts set aside"),
     Metric("supervisor", "calculet_supervisor_breaker_open", "gauge", "1 while automatic action is stopped: too many boards went bad at once"),
     Metric("supervisor", "calculet_supervisor_chaos_enabled", "gauge", "1 while the configuration allows faults on purpose"),

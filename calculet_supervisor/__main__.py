@@ -13,10 +13,11 @@ import click
 
 from calculet_core.errors import ConfigError, ExitCode
 from calculet_core.shell.files import LockHeld
-from calculet_core.shell.fleet import load_fleet, make_folders
+from calculet_core.shell.fleet import make_folders
 from calculet_core.shell.logs import keep_copy, set_level, set_up_logs
 from calculet_core.shell.process import in_words, is_machines
 from calculet_core.shell.stacks import answer_dumps, ignore_dumps
+from calculet_core.shell.standing import load_or_held
 from calculet_supervisor.shell.reloading import BornAgain, become_new
 from calculet_supervisor.shell.starting import serve
 
@@ -38,7 +39,7 @@ def run(config: Path) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it can be served: by default it would end the process
     set_up_logs("supervisor")
     try:
-        fleet = load_fleet(config)
+        fleet = load_or_held(config)
         make_folders(fleet)
         set_level(fleet.config.log.level)
         keep_copy("supervisor", fleet.log("supervisor"))

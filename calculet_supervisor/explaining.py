@@ -27,6 +27,7 @@ OF_FLEET = frozenset(
         history.FLEET_WORKER_STARTED, history.FLEET_WORKER_EXITED, history.FLEET_WORKER_KILLED, history.FLEET_RESET_GRANTED,
         history.FLEET_RESET_DENIED, history.FLEET_ADMIN, history.FLEET_CONDEMNED, history.FLEET_PROBATION,
         history.FLEET_QUARANTINED, history.FLEET_OVERRULED, history.FLEET_SWITCH, history.FLEET_CONFIGURED,
+        history.FLEET_UNUSABLE,
     }
 )  # fmt: skip
 EVERYWHERE = frozenset({history.FLEET_ROLLOUT, history.FLEET_BREAKER})
@@ -179,6 +180,12 @@ def _configured(event: Event, data: dict[str, Any]) -> str:
     return f"configuration version {data.get('version')} was applied{by}: {', '.join(data['changes'])}"
 
 
+def _unusable(event: Event, data: dict[str, Any]) -> str:
+    if data.get("over"):
+        return f"the {data.get('what')} is mended, and is used"
+    return f"the {data.get('what')} cannot be used, what was in force goes on: {data.get('reason')}"
+
+
 def _chaos(event: Event, data: dict[str, Any]) -> str:
     over = " is over" if event.event == history.CHAOS_HEALED else ""
     count = f", {data['count']} messages were spoiled" if data.get("count") is not None else ""
@@ -218,6 +225,7 @@ _TEXTS: dict[str, Callable[[Event, dict[str, Any]], str]] = {
     history.FLEET_ADMIN: _admin,
     history.FLEET_SWITCH: lambda event, data: f"turn of {data.get('alias')} after {data.get('was')}: {data.get('reason')}",
     history.FLEET_CONFIGURED: _configured,
+    history.FLEET_UNUSABLE: _unusable,
     history.CHAOS_FIRED: _chaos,
     history.CHAOS_HEALED: _chaos,
     history.FLEET_ROLLOUT: lambda event, data: f"rollout {data.get('rollout')} of {data.get('alias')}: {data.get('text')}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from calculet_core.config import (
 from calculet_core.errors import ConfigError
 from calculet_core.shell.files import read_bounded
 
+STANDING = "standing.json"
+"""In the run folder (`calculet_core.shell.standing`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
@@ -38,6 +42,10 @@ class Fleet:
     run_dir: Path
     state_dir: Path
     log_dir: Path
+    held: str | None = None
+    """Why the file cannot be used: this is what was in force before. None: this is what the file says."""
+    schedulers: Mapping[str, SchedulerConfig | None] | None = None
+    """Of what is held; None: they are read from their files."""
 
     # ---------------------------------------------------------------- sockets
     @property
@@ -79,6 +87,16 @@ class Fleet:
     def board_exit(self, board: str) -> Path:
         """Exit class that a worker writes before it goes; absent after a kill."""
         return self.run_dir / f"exit-{board}.json"
+
+    @property
+    def standing(self) -> Path:
+        """The configuration that a supervisor was in force with last, since the boot or `calculet up`."""
+        return self.run_dir / STANDING
+
+    @property
+    def manifests(self) -> Path:
+        """Copies of the manifests of what is served: a fleet goes on being managed when its packages cannot be read."""
+        return self.state_dir / "manifests"
 
     @property
     def fleet_view(self) -> Path:
@@ -169,6 +187,8 @@ class Fleet:
         model = next((model for model in self.config.models if model.alias == alias), None)
         if model is None or model.scheduler is None:
             return None
+        if self.schedulers is not None:
+            return self.schedulers.get(alias)
         path = self.resolve(model.scheduler)
         config = parse_scheduler(read_config(path), str(path))
         if config.model_alias != alias:

@@ -36,7 +36,7 @@ from calculet_core.shell.chaos import Carrier
 from calculet_core.shell.curve import read_curve_keys
 from calculet_core.shell.death_pipe import watch_death_pipe
 from calculet_core.shell.files import FileLock, LockHeld, read_bounded
-from calculet_core.shell.fleet import Fleet, load_fleet, make_folders, standing_of
+from calculet_core.shell.fleet import Fleet, make_folders, standing_of
 from calculet_core.shell.holding import Holding
 from calculet_core.shell.journal import Journal
 from calculet_core.shell.limits import open_limits
@@ -46,6 +46,7 @@ from calculet_core.shell.logs import keep_copy, set_level
 from calculet_core.shell.process import rss_bytes
 from calculet_core.shell.sd_notify import listen_fds, sd_notify, watchdog_interval_s
 from calculet_core.shell.stacks import answer_dumps
+from calculet_core.shell.standing import load_or_held
 from calculet_core.shell.telemetry import fetch_metrics, merge_expositions, serve_metrics
 from calculet_router import actions, events
 from calculet_router.aliases import Aliases
@@ -582,7 +583,9 @@ async def serve(config: Path, name: str = FIRST) -> int:
     """
     if not NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r} cannot be a router's name: router, or router-NAME")
-    fleet = load_fleet(config)
+    fleet = load_or_held(config)
+    if fleet.held is not None:
+        log.error("the configuration cannot be used, what was in force goes on: %s", fleet.held)
     admissions = admissions_of(standing_of(fleet))
     make_folders(fleet)
     set_level(fleet.config.log.level)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import completed_by, config_option, open_fleet
+from calculet_supervisor.commands.common import completed_by, config_option, open_file
 
 PASSED_ON = {"ignore_unknown_options": True}
 
@@ -30,7 +30,7 @@ def run(scenario: str, config: Path, seed: int, as_json: bool, options: tuple[st
     Exit codes: 0 every promise was kept, 1 one was broken, 2 wrong usage or a fleet that does not allow chaos, 3 invalid: the
     fleet is not there, or a planned fault did not fire; 78 the configuration is wrong.
     """
-    fleet = open_fleet(config)
+    fleet = open_file(config)
     json = ("--json",) if as_json else ()
     sys.exit(_perf("run", scenario, "--config", str(fleet.path), "--seed", str(seed), *json, *options))
 

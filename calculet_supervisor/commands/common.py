@@ -88,15 +88,34 @@ def end(code: int, message: str, hint: str | None = None) -> NoReturn:
 
 
 def open_fleet(config: Path) -> Fleet:
-    """The parsed configuration; ends with 78 when it is wrong."""
+    """The parsed configuration; while the file is broken, what was in force in a fleet that runs; else ends with 78."""
+    from calculet_core.errors import ConfigError, ExitCode
+    from calculet_core.shell.fleet import load_fleet
+    from calculet_core.shell.standing import held
+
+    try:
+        return load_fleet(config)
+    except ConfigError as error:
+        before = held(config, str(error))
+        if before is None:
+            end(ExitCode.CONFIG, str(error), _hint(config))
+        click.echo(f"calculet: what was in force goes on, since the file cannot be used: {error}", err=True)
+        return before
+
+
+def open_file(config: Path) -> Fleet:
+    """What the file says, for those who are about the file itself; ends with 78 when it is wrong."""
     from calculet_core.errors import ConfigError, ExitCode
     from calculet_core.shell.fleet import load_fleet
 
     try:
         return load_fleet(config)
     except ConfigError as error:
-        hint = "name the fleet's file with --config FILE or CALCULET_CONFIG" if not config.exists() else None
-        end(ExitCode.CONFIG, str(error), hint)
+        end(ExitCode.CONFIG, str(error), _hint(config))
+
+
+def _hint(config: Path) -> str | None:
+    return "name the fleet's file with --config FILE or CALCULET_CONFIG" if not config.exists() else None
 
 
 def ask(fleet: Fleet, verb: str, **arguments: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calculet_supervisor.commands.common import UNREACHABLE, ask, config_option, end, json_option, open_fleet, say
+from calculet_supervisor.commands.common import UNREACHABLE, ask, config_option, end, json_option, open_file, say
 
 if TYPE_CHECKING:
     from calculet_core.applying import Change
@@ -36,7 +36,7 @@ def check(config: Path, as_json: bool) -> None:
     from calculet_core.errors import ExitCode
     from calculet_supervisor.shell.checking import find_problems
 
-    fleet = open_fleet(config)
+    fleet = open_file(config)
     problems = find_problems(fleet)
     if as_json:
         say({"path": str(fleet.path), "problems": problems}, True, "")
@@ -55,7 +55,7 @@ def plan(config: Path, as_json: bool) -> None:
     Exit codes: 0 nothing to do, 2 there are changes, 3 some of them are refused, 69 the supervisor cannot be reached, 78 the
     configuration is wrong.
     """
-    fleet = open_fleet(config)
+    fleet = open_file(config)
     found, digest, running = _plan(fleet)
     left = running["left"]
     if as_json:
@@ -89,7 +89,7 @@ def apply(config: Path, yes: bool, allow_downtime: bool, detach: bool, as_json: 
     to do. Progress is on stderr. Exit codes: 0 in force, 1 refused and nothing was changed, or a router could not take it (the last
     line says which of them), 69 the supervisor cannot be reached, 78 the configuration is wrong.
     """
-    fleet = open_fleet(config)
+    fleet = open_file(config)
     found, digest, running = _plan(fleet)
     answer: dict[str, Any] = {"version": running["version"], "digest": digest, "changes": []}
     if found:

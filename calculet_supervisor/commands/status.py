@@ -77,6 +77,9 @@ def render(answer: dict[str, Any]) -> Group:
     wrong = [f"[red]{escape(row['board'])}[/]: {escape(_trouble(row))}" for row in answer["boards"] if _trouble(row)]
     if answer.get("breaker"):
         wrong.insert(0, f"[red]automatic action is stopped[/]: {escape(answer['breaker'])} (calculet breaker --close)")
+    unusable = answer.get("unusable") or {"configuration": None, "packages": {}}
+    reasons = [*([unusable["configuration"]] if unusable["configuration"] else []), *unusable["packages"].values()]
+    wrong[:0] = [f"[red]what was in force goes on[/]: {escape(reason)} (`calculet config check`)" for reason in reasons]
     for one in answer.get("rollouts", ()):
         wrong.append(f"[yellow]rollout {one['id']}[/] of {escape(one['alias'])}: {one['state']}, {escape(one['text'])}")
     wrong += [f"[yellow]{escape(row['board'])}[/]: {escape(_turns(row))}" for row in answer["boards"] if row.get("time_shared")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from calculet_supervisor.commands.common import config_option, end, open_fleet
+from calculet_supervisor.commands.common import config_option, end, open_file
 
 
 @click.command()
@@ -29,7 +29,7 @@ def up(config: Path) -> None:
     from calculet_supervisor.shell.keeper import AlreadyRuns, Keeper
     from calculet_supervisor.shell.voice import Voice
 
-    fleet = open_fleet(config)
+    fleet = open_file(config)
     if problems := find_problems(fleet):
         end(ExitCode.CONFIG, "\ncalculet: ".join(problems))
     voice = Voice()

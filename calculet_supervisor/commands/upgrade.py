@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from calculet_supervisor.commands.common import UNREACHABLE, config_option, end, json_option, open_fleet, say, say_drain
+from calculet_supervisor.commands.common import UNREACHABLE, config_option, end, json_option, open_file, say, say_drain
 
 if TYPE_CHECKING:
     from calculet_core.shell.fleet import Fleet
@@ -44,7 +44,7 @@ def upgrade(config: Path, dry_run: bool, again: bool, allow_downtime: bool, boar
     from calculet_supervisor.shell.checking import find_problems
     from calculet_supervisor.shell.installing import Refusal
 
-    fleet = open_fleet(config)
+    fleet = open_file(config)
     if problems := find_problems(fleet):
         end(ExitCode.CONFIG, "\ncalculet: ".join(problems))
     try:

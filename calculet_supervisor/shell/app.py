@@ -41,6 +41,7 @@ from calculet_supervisor.shell.config_verbs import ConfigVerbs
 from calculet_supervisor.shell.configuring import Configuring
 from calculet_supervisor.shell.control import serve_control
 from calculet_supervisor.shell.crashes import CrashBundles
+from calculet_supervisor.shell.ground import Broken, Standing
 from calculet_supervisor.shell.launchers import Launcher
 from calculet_supervisor.shell.launchers.checked import LockChecked
 from calculet_supervisor.shell.launchers.keeper import KeeperLauncher
@@ -90,7 +91,9 @@ log = logging.getLogger("calculet.supervisor")
 class Supervisor:
     """One supervisor; made by `serve`."""
 
-    def __init__(self, fleet: Fleet, packages: dict[str, Package], store: Store, memory: Memory) -> None:
+    def __init__(
+        self, fleet: Fleet, packages: dict[str, Package], store: Store, memory: Memory, broken: Mapping[str, Broken] = {}
+    ) -> None:
         config, self._loop = fleet.config, asyncio.get_running_loop()
         self.fleet, self.store, self.wanted = fleet, store, dict(memory.boards)
         self._spending, self._asides = Spending(store), Asides(store)
@@ -99,7 +102,7 @@ class Supervisor:
         self.resets = Resets({board.name: reset_limit(fleet, board.name) for board in config.boards}, _spends(memory, "reset"))
         self.reconciler = Reconciler(
             config.supervision, self.resets, random.Random(), memory.view, _spends(memory, "restart"), memory.asides,
-            _fingerprint(fleet, packages),
+            _fingerprint(fleet, packages, broken),
         )  # fmt: skip
         self.view = memory.view
         self.started_s = time.monotonic()
@@ -113,6 +116,7 @@ class Supervisor:
         self.reconciler.attribution.failures = list(memory.failures)
         self.time_sharing = TimeSharing(self, memory)
         self.rollouts = Rollouts(self, packages, memory)
+        self.standing = Standing(self, broken)
         self.recovery = Recovery(self, memory)
         self.configuring = Configuring(self, memory)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -157,6 +161,7 @@ class Supervisor:
         self._sees = True
         self.begin(self.rollouts.keep())
         self.begin(self.configuring.begin())
+        self.begin(self.standing.stand())
         self._every(TICK_S, self._tick)
         self._every(STORE_RETRY_S, self._settle_spends)
         if watchdog := watchdog_interval_s():
@@ -192,8 +197,9 @@ class Supervisor:
         condemned = {board: self.wanted.get(board, Wanted()).condemned is not None for board in self.boards}
         is_open = self.recovery.breaker.reason is not None
         return self._telemetry.exposition(
-            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open, self.time_sharing.residents()
-        )
+            self.view.version, self.rollouts.live.values(), condemned, len(self.quarantined), is_open,
+            self.time_sharing.residents(), self.standing,
+        )  # fmt: skip
 
     def _end(self, keeper_gone: bool) -> None:
         if not self._ended.done():
@@ -496,10 +502,11 @@ def reset_limit(fleet: Fleet, board: str) -> int:
     return min((own if own != RecoveryConfig() else fleet.config.recovery).max_resets_per_10min for own in found)
 
 
-def _fingerprint(fleet: Fleet, packages: dict[str, Package]) -> str:
+def _fingerprint(fleet: Fleet, packages: dict[str, Package], broken: Mapping[str, Broken]) -> str:
     """Another one: workers in quarantine are worth another try. `calculet up` is an operator's word like a changed file."""
     known = [fleet.fingerprint(), version("calculet"), os.environ.get(STARTED, "")]
     known += [package.digest for package in packages.values()]
+    known += [f"{alias}: {one.reason}" for alias, one in broken.items()]
     return sha256_hex("\n".join(known).encode())
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from calculet_core.artifact import Package
+from calculet_core.artifact import MANIFEST_NAME, SIGNATURE_NAME, Package, parse_manifest, sha256_hex
 from calculet_core.errors import ArtifactError
-from calculet_core.shell.files import sync_folder
+from calculet_core.shell.files import read_bounded, sync_folder, write_atomic
 from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import read_package, verify_package
 
+MAX_MANIFEST_BYTES = 4 << 20
 log = logging.getLogger("calculet.artifacts")
 
 
@@ -78,14 +79,22 @@ class ArtifactStore:
         return found
 
     def keep(self, package: Package) -> bool:
-        """Keep by hard links what lies elsewhere; False where that cannot be done."""
+        """Keep what lies elsewhere, large files by hard links; False where that cannot be done, or where something else lies there
+        by now. What it says of itself is copied: who edits it in place shall not edit what is kept."""
         if self.holds(package.digest):
             return True
         temporary = self._empty(package.digest)
+        said = (MANIFEST_NAME, SIGNATURE_NAME, package.manifest.golden)
         try:
             for path, name in _walk(package.root):
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                os.link(path, temporary / name)
+                if name in said:
+                    shutil.copyfile(path, temporary / name, follow_symlinks=False)
+                    (temporary / name).chmod(0o440)
+                else:
+                    os.link(path, temporary / name)
+            if read_package(temporary).digest != package.digest:
+                raise ArtifactError(f"{package.root}: holds another package by now")
             self._settle(temporary, package.digest, shared=True)
         except (OSError, ArtifactError) as error:
             log.info("package %s is not kept by links: %s", package.digest[:12], error)
@@ -127,6 +136,36 @@ class ArtifactStore:
 def artifacts_of(fleet: Fleet) -> ArtifactStore:
     """Where a fleet keeps them."""
     return ArtifactStore(fleet.state_dir / "artifacts")
+
+
+def remember(fleet: Fleet, packages: Collection[Package]) -> None:
+    """Copy the manifests of what is served, whatever file system the packages are on, and forget others'. Blocks on the disk."""
+    for package in packages:
+        target = _manifest(fleet, package.digest)
+        if target.exists():
+            continue
+        with suppress(OSError):
+            data = read_bounded(package.root / MANIFEST_NAME, MAX_MANIFEST_BYTES)
+            if sha256_hex(data) == package.digest:
+                write_atomic(target, data)
+    known = {_manifest(fleet, package.digest) for package in packages}
+    for path in fleet.manifests.iterdir() if fleet.manifests.is_dir() else ():
+        if path not in known:
+            path.unlink(missing_ok=True)
+
+
+def recall(fleet: Fleet, digest: str) -> Package | None:
+    """A remembered package: its manifest, and nothing that could be loaded; None: it is not remembered, or was damaged."""
+    path = _manifest(fleet, digest)
+    with suppress(OSError, ArtifactError):
+        data = read_bounded(path, MAX_MANIFEST_BYTES)
+        if sha256_hex(data) == digest:
+            return Package(path, parse_manifest(data, str(path)), digest, ())
+    return None
+
+
+def _manifest(fleet: Fleet, digest: str) -> Path:
+    return fleet.manifests / f"{digest}.yaml"
 
 
 def check_trusted(path: Path) -> Path:

@@ -104,7 +104,7 @@ def configured_packages(fleet: Fleet, versions: Mapping[str, list[AliasVersion]]
         try:
             packages[model.alias] = read_package(fleet.resolve(model.package))
         except ArtifactError as error:
-            found = _kept(kept, versions.get(model.alias, []))
+            found = kept_of(kept, versions.get(model.alias, []))
             if found is None:
                 raise ConfigError(f"{fleet.path}: $.models[{index}].package: {error}") from None
             log.warning("%s: $.models[%d].package: %s; %s is used as it is kept", fleet.path, index, error, found.digest[:12])
@@ -112,7 +112,7 @@ def configured_packages(fleet: Fleet, versions: Mapping[str, list[AliasVersion]]
     return packages
 
 
-def _kept(kept: ArtifactStore, versions: list[AliasVersion]) -> Package | None:
+def kept_of(kept: ArtifactStore, versions: list[AliasVersion]) -> Package | None:
     """What the configuration named when the alias was moved, else what it was moved to."""
     if not versions:
         return None

@@ -70,8 +70,9 @@ class Ended:
 class Children:
     """Starts and reaps. There is one in a process."""
 
-    def __init__(self, log_dir: Path) -> None:
-        self._log_dir = log_dir
+    def __init__(self, log_dir: Path, variables: Mapping[str, str] = {}) -> None:
+        """`variables` are set in every process that is started here."""
+        self._log_dir, self._variables = log_dir, variables
         self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC)
         self._started = f"{os.getpid()}-{time.monotonic_ns()}"
         self._by_pid: dict[int, Child] = {}
@@ -105,7 +106,7 @@ class Children:
         """
         environment = {key: value for key, value in os.environ.items() if key not in STRIPPED}
         environment |= {VARIABLE: str(self._read_end), "PYTHONFAULTHANDLER": "1", STARTED: self._started}
-        environment |= variables
+        environment |= {**self._variables, **variables}
         output, log_start = self.open_log(log_name)
         try:
             process = subprocess.Popen(

@@ -29,6 +29,7 @@ from calculet_core.shell.control_client import ControlError, call
 from calculet_core.shell.fleet import Fleet, load_fleet
 from calculet_core.shell.keys import read_keys
 from calculet_core.shell.process import in_words
+from calculet_core.shell.standing import held
 from calculet_supervisor.shell.checking import find_problems
 from calculet_supervisor.units import FILES, UNITS, is_ours, is_untouched
 
@@ -105,7 +106,9 @@ def examine(config: Path, root: Path = Path("/")) -> list[Finding]:
         fleet = load_fleet(config)
     except ConfigError as error:
         mend = "correct it" if config.exists() else "name the fleet's file with --config, or write one with `calculet init`"
-        return [*found, bad("configuration", str(error), mend)]
+        before = held(config, str(error))
+        goes_on = "; until then what is in force goes on, and no worker starts" if before is not None and is_running(before) else ""
+        return [*found, bad("configuration", str(error), f"{mend}{goes_on}")]
     running = is_running(fleet)
     checks = {
         "configuration": configuration(fleet), "trust": trust(fleet), "folders": folders(fleet), "clock": times(fleet, time.time()),

@@ -17,9 +17,10 @@ from contextlib import suppress
 
 from calculet_core.errors import ConfigError
 from calculet_core.ids import SUCCESSOR
-from calculet_core.shell.fleet import Fleet, load_fleet
+from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.listening import bind
 from calculet_core.shell.sd_notify import KEPT
+from calculet_core.shell.standing import load_or_held
 from calculet_supervisor.shell.children import Child, Children, command_of
 from calculet_supervisor.shell.watchdog import Watchdog
 
@@ -75,7 +76,7 @@ class Front:
         if serving is None or serving.pid != pid or self._successor is not None:
             return
         try:
-            fleet = load_fleet(self._fleet.path)
+            fleet = load_or_held(self._fleet.path, self._fleet.run_dir)
             self._next_listen = fleet.config.router.listen
             if self._next_listen != self._listen or self._socket is None:
                 self._next_socket = bind(self._next_listen)
@@ -169,8 +170,8 @@ class Front:
         self._socket, self._listen = sock, listen
 
     def _read(self) -> Fleet:
-        """As the file says now; a wrong one is the router's to refuse."""
+        """As the file says now, or as was in force; a wrong one at the first start is the router's to refuse."""
         try:
-            return load_fleet(self._fleet.path)
+            return load_or_held(self._fleet.path, self._fleet.run_dir)
         except ConfigError:
             return self._fleet

@@ -25,8 +25,9 @@ from calculet_core.errors import ExitCode
 from calculet_core.shell.control_client import pack, unpacker
 from calculet_core.shell.doors import serve_unix
 from calculet_core.shell.files import FileLock, LockHeld
-from calculet_core.shell.fleet import Fleet
+from calculet_core.shell.fleet import STANDING, Fleet
 from calculet_core.shell.stacks import DUMP
+from calculet_core.shell.standing import VARIABLE as RUN_DIR
 from calculet_supervisor.shell.children import Child, Children, Ended, command_of
 from calculet_supervisor.shell.fork_server import ForkServer
 from calculet_supervisor.shell.front import Front
@@ -67,7 +68,7 @@ class Keeper:
     def __init__(self, fleet: Fleet, say: Callable[[str], None], complain: Callable[[str], None]) -> None:
         self._fleet, self._complain = fleet, complain
         self._lock = take_over(fleet)
-        self._children = Children(fleet.log_dir)
+        self._children = Children(fleet.log_dir, {RUN_DIR: str(fleet.run_dir)})
         self._services: dict[str, Child] = {}
         self._workers: dict[str, Child] = {}
         self._forks = ForkServer(fleet, self._children)
@@ -336,8 +337,8 @@ def take_over(fleet: Fleet) -> FileLock:
 
 
 def sweep(fleet: Fleet) -> None:
-    """Remove what processes that are no more have left in the run folder: sockets, exit classes, ledgers of limits."""
-    for pattern in ("*.sock", "exit-*.json", "limits-*"):
+    """Remove what processes that are no more have left in the run folder: sockets, exit classes, ledgers, what was in force."""
+    for pattern in ("*.sock", "exit-*.json", "limits-*", STANDING):
         for path in fleet.run_dir.glob(pattern):
             path.unlink(missing_ok=True)
 

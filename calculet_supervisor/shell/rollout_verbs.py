@@ -52,6 +52,8 @@ class RolloutVerbs:
         alias, package = _text(arguments, "alias"), _text(arguments, "package")
         if not Path(package).is_absolute():
             raise Refused(f"{package}: not an absolute path")
+        if (why := self._supervisor.standing.configuration) is not None:
+            raise Refused(f"the file says whom to trust, and cannot be used: {why}", "mend it first: `calculet config check`")
         rollouts = self._supervisor.rollouts
         if alias not in self._aliases():
             raise Refused(no_room(self._supervisor.fleet, alias, Path(package), rollouts.resident()))

@@ -7,6 +7,7 @@ and only then believed; a commit that fails (a full disk) is tried again and not
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Awaitable, Mapping
@@ -27,7 +28,7 @@ from calculet_core.states.worker_process import ProcessState
 from calculet_supervisor.canary import Canary, Opinion
 from calculet_supervisor.planner import BoardFacts, Planner, unfit
 from calculet_supervisor.rollout import AliasVersion, Artifact, Rollout, advance, refuse, verified
-from calculet_supervisor.shell.artifacts import artifacts_of
+from calculet_supervisor.shell.artifacts import artifacts_of, recall, remember
 from calculet_supervisor.shell.examining import Context, Unfit, artifact_of, examine
 from calculet_supervisor.shell.sightings import ROUTER_SILENCE_NS
 from calculet_supervisor.shell.store import Act, Memory
@@ -61,6 +62,8 @@ class Rollouts:
         self.versions: dict[str, list[AliasVersion]] = {alias: list(found) for alias, found in memory.versions.items()}
         self._configured = dict(packages)
         self._packages: dict[str, Package] = {package.digest: package for package in packages.values()}
+        self.gone: dict[str, str] = {}
+        """Digest -> what is wrong: it was loaded, and only its manifest is known."""
         self._created = {view.digest: view.created for view in memory.view.aliases}
         self._planner = Planner(supervisor.fleet.config.rollout)
         self._canaries: dict[int, Canary] = {}
@@ -90,10 +93,18 @@ class Rollouts:
         try:
             found = read_package(Path(artifact.package))
         except ArtifactError as error:
-            raise ConfigError(f"{artifact} was loaded and its package is gone: {error}") from None
+            remembered = recall(self._fleet, artifact.digest)
+            if remembered is None or not self._fleet.standing.exists():
+                raise ConfigError(f"{artifact} was loaded and its package is gone: {error}") from None
+            found = dataclasses.replace(remembered, root=Path(artifact.package))
+            self.gone[artifact.digest] = f"{artifact} was loaded and its package is gone: {error}"
         if found.digest != artifact.digest:
             raise ConfigError(f"{artifact.package}: holds {found.digest[:12]}, not {artifact.digest[:12]} that was loaded")
         self._packages[artifact.digest] = found
+
+    def place_of(self, digest: str) -> Path:
+        """Where the package of a digest that is known is to be."""
+        return self._packages[digest].root
 
     # ---------------------------------------------------------------- what follows from what is committed
     def decided(self, alias: str) -> AliasVersion | None:
@@ -368,7 +379,10 @@ class Rollouts:
             wanted |= {package.digest for package in packages}
             self._packages = {digest: package for digest, package in self._packages.items() if digest in wanted}
 
+            known = list(self._packages.values())
+
             def tidy() -> None:
+                remember(self._fleet, known)
                 self.artifacts.sweep(wanted)
                 for package in packages:
                     self.artifacts.keep(package)

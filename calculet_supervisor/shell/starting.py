@@ -14,7 +14,7 @@ from calculet_core.shell.death_pipe import VARIABLE
 from calculet_core.shell.files import FileLock
 from calculet_core.shell.fleet import Fleet
 from calculet_supervisor.shell.app import Supervisor
-from calculet_supervisor.shell.checking import configured_packages
+from calculet_supervisor.shell.ground import find_ground
 from calculet_supervisor.shell.reloading import BornAgain
 from calculet_supervisor.shell.store import open_store
 
@@ -37,10 +37,10 @@ async def serve(fleet: Fleet) -> int:
         raise
     try:
         memory = await store.recall()
-        packages = configured_packages(fleet, memory.versions)
+        ground = find_ground(fleet, memory)
         if (on_disk := _view_on_disk(fleet)) is not None and on_disk.version > memory.view.version:
             memory = replace(memory, view=on_disk)  # the store was moved away: go on above what routers have seen
-        supervisor = Supervisor(fleet, packages, store, memory)
+        supervisor = Supervisor(ground.fleet, ground.packages, store, memory, ground.broken)
         await supervisor.run()
     finally:
         store.close()

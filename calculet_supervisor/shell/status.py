@@ -3,6 +3,7 @@
 Fields are only ever added within a version of the schema. Absent is null, never 0. Times are seconds or the unit in the name.
 
     {"schema": "calculet-status/v1", "config": path, "version": text, "breaker": reason or null,
+     "unusable": {"configuration": reason or null, "packages": {alias: reason}},
      "rollouts": [{"id", "alias", "verb", "state", "share", "text", "from", "to", "digest", "boards", "assigned", "floor", "begun",
                    "reason", "steps": [{"wall_s", "text"}]}],
      "supervisor": {"pid", "uptime_s", "view_version", "rss_bytes"},
@@ -17,6 +18,7 @@ Fields are only ever added within a version of the schema. Absent is null, never
      "routers": [{"router", "pid", "url", "view_version", "inflight", "requests", "failed", "resent", "links", "rss_bytes",
                   "versions": [{"digest", "requests", "failed"}], "waiting": {alias: {"count", "oldest_ns"}}}]}
 
+`unusable` is what the configuration's file says or names and cannot be used now: what was in force goes on.
 `unreached_by` has the routers that would not send its generation a request, or not yet: to them a READY board does not serve.
 `state` is the model generation's (scheduling §10), or null while no worker reports; `process` is the worker process's; `why` says
 in words what is wrong.

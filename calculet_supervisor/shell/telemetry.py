@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import fields
 
@@ -17,6 +18,9 @@ from calculet_supervisor.rollout import Rollout
 from calculet_supervisor.shell.crashes import CrashBundles
 from calculet_supervisor.shell.sightings import Sightings
 from calculet_supervisor.world import Note
+
+if TYPE_CHECKING:
+    from calculet_supervisor.shell.ground import Standing
 
 _OVER = frozenset(state.name for state in ROLLOUT.terminal)
 
@@ -70,7 +74,7 @@ class Telemetry:
 
     def exposition(
         self, view_version: int, rollouts: Iterable[Rollout], condemned: Mapping[str, bool], quarantined: int, breaker: bool,
-        residents: Mapping[tuple[str, str], bool],
+        residents: Mapping[tuple[str, str], bool], standing: Standing,
     ) -> bytes:  # fmt: skip
         """The scrape's text. `condemned` has every board, `residents` every model of a time-shared board."""
         collectors, lives = self._collectors, self._reconciler.lives
@@ -90,6 +94,8 @@ class Telemetry:
             collectors("calculet_supervisor_board_condemned", board=board).set(int(aside))
         for (board, model), here in residents.items():
             collectors("calculet_supervisor_resident", board=board, model=model).set(int(here))
+        collectors("calculet_supervisor_unusable", what="configuration").set(standing.configuration is not None)
+        collectors("calculet_supervisor_unusable", what="packages").set(standing.packages)
         collectors("calculet_supervisor_artifacts_quarantined").set(quarantined)
         collectors("calculet_supervisor_breaker_open").set(int(breaker))
         collectors("calculet_supervisor_view_version").set(view_version)

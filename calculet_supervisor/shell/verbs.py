@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from calculet_core import history, wire
 from calculet_core.shell.process import rss_bytes
+from calculet_core.states.model_generation import ModelState
 from calculet_supervisor.shell.control import Caller, Refused, Verb
 from calculet_supervisor.shell.status import SCHEMA, board_status, rollout_status, router_status
 from calculet_supervisor.shell.store import Act, Wanted
@@ -69,7 +70,7 @@ class Verbs:
         }
         return {
             "schema": SCHEMA, "config": str(supervisor.fleet.path), "version": VERSION, "supervisor": own,
-            "breaker": supervisor.recovery.breaker.reason,
+            "breaker": supervisor.recovery.breaker.reason, "unusable": supervisor.standing.status(),
             "rollouts": [rollout_status(one) for one in supervisor.rollouts.live.values()],
             "boards": boards, "routers": [router_status(seen) for seen in supervisor.sightings.routers.values()],
         }  # fmt: skip
@@ -105,6 +106,7 @@ class Verbs:
         self._refuse_condemned(board, wanted)
         if not wanted.up:
             raise Refused(f"{board} is stopped", f"`calculet start {board}` lets it run")
+        self._refuse_loss(board)
         min_epoch = self._supervisor.last_epoch(board) + 1
         answer = await self.want("restart", board, replace(wanted, min_epoch=min_epoch), caller)
         await self._supervisor.store.forgive("restart", board)
@@ -133,6 +135,14 @@ class Verbs:
     def _refuse_condemned(self, board: str, wanted: Wanted) -> None:
         if wanted.condemned is not None:
             raise Refused(f"{board} was set aside: {wanted.condemned}", f"`calculet probation {board}` lets it prove itself")
+
+    def _refuse_loss(self, board: str) -> None:
+        """A worker that serves is not given away for one that could not."""
+        supervisor = self._supervisor
+        report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
+        why = supervisor.standing.no_start(supervisor.time_sharing.alias_of(board))
+        if report is not None and report.state == ModelState.READY.name and why is not None:
+            raise Refused(f"{board} serves, and a new worker could not: {why}", "mend that first; `calculet config check` shows it")
 
     def board(self, arguments: Mapping[str, Any]) -> tuple[str, Wanted]:
         """The named board, and what is wanted of it.

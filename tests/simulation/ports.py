@@ -24,7 +24,7 @@ from calculet_core.shell.limits import SharedLimits
 from calculet_router.shell import app as router_app
 from calculet_router.shell import endpoints, worker_link
 from calculet_supervisor.shell import app as supervisor_app
-from calculet_supervisor.shell import config_verbs, configuring, rollouts, router_restarts
+from calculet_supervisor.shell import config_verbs, configuring, ground, rollouts, router_restarts
 from calculet_worker.events import PackageVerified
 from calculet_worker.shell import app as worker_app
 from calculet_worker.shell import prompts, reporting
@@ -304,6 +304,7 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
         (supervisor_app, "random", SimpleNamespace(Random=lambda: here().rng)), (supervisor_app, "Telemetry", Counters),
         (supervisor_app, "serve_control", _serve_control), (supervisor_app, "can_dump", lambda pid: True),
         (supervisor_app, "TICK_S", settings.supervisor_tick_s),
+        (ground, "leave_standing", lambda fleet, standing: None),
         (rollouts, "examine", world.examine), (rollouts, "read_package", world.package_at),
     ]  # fmt: skip
 

@@ -76,7 +76,7 @@ def packages(sizes: tuple[int, ...], lanes: int) -> tuple[Package, ...]:
 class HostFleet(Fleet):
     """With its scheduler file's content beside it."""
 
-    scheduler: SchedulerConfig
+    scheduler: SchedulerConfig = dataclasses.field(kw_only=True)
 
     def scheduler_of(self, alias: str) -> SchedulerConfig:
         return self.scheduler
@@ -91,7 +91,7 @@ def fleet_of(settings: Settings, boards: dict[str, Any], placed: dict[str, Packa
         router=settings.router, tenants=settings.tenants, supervision=settings.supervision, recovery=settings.recovery,
         rollout=settings.rollout, recall=settings.recall, crashes=CrashConfig(keep=0),
     )  # fmt: skip
-    return HostFleet(config, root / "fleet.yaml", root, root, root, settings.scheduler)
+    return HostFleet(config, root / "fleet.yaml", root, root, root, scheduler=settings.scheduler)
 
 
 def _silent(where: str, what: str, detail: Any) -> None:

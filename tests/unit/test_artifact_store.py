@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders_supervisor import a_package
 
+from calculet_core.config import parse_fleet
 from calculet_core.errors import ArtifactError
+from calculet_core.shell.fleet import Fleet
 from calculet_core.shell.packages import load_keys, read_package
-from calculet_supervisor.shell.artifacts import ArtifactStore, check_trusted
+from calculet_supervisor.shell.artifacts import ArtifactStore, check_trusted, recall, remember
 
 
 @pytest.fixture
@@ -103,3 +106,44 @@ def test_a_strangers_file_is_not_trusted(tmp_path: Path) -> None:
     os.chown(source / "image.bin", 12_345, -1)
     with pytest.raises(ArtifactError, match="belongs to uid 12345"):
         check_trusted(source)
+
+
+def test_what_a_package_says_of_itself_is_kept_from_those_who_edit_it_in_place(tmp_path: Path, store: ArtifactStore) -> None:
+    source, trust = a_package(tmp_path / "source")
+    package = read_package(source)
+    assert store.keep(package)
+    assert (store.path(package.digest) / "image.bin").stat().st_ino == (source / "image.bin").stat().st_ino, "large files are links"
+    for name in ("manifest.yaml", "manifest.sig", "golden.jsonl"):
+        (source / name).write_bytes(b"edited in place")
+    assert store.verify(package.digest, load_keys([trust])).digest == package.digest
+
+
+def test_a_package_that_is_gone_or_replaced_by_now_is_not_kept_as_what_it_was(tmp_path: Path, store: ArtifactStore) -> None:
+    source, _ = a_package(tmp_path / "source")
+    package = read_package(source)
+    source.rename(tmp_path / "away")
+    assert not store.keep(package) and not store.holds(package.digest)
+    source.mkdir()
+    for path in (tmp_path / "away").iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    manifest = (source / "manifest.yaml").read_text()
+    (source / "manifest.yaml").write_text(manifest.replace('"version": "1"', '"version": "2"'))
+    assert not store.keep(package) and not store.holds(package.digest)
+    assert list((tmp_path / "artifacts").iterdir()) == []
+
+
+def test_manifests_of_what_is_served_are_remembered_and_those_of_others_forgotten(tmp_path: Path) -> None:
+    text = b"{schema: calculet-fleet/v1, boards: [{name: b0, device: sim}], models: [{alias: toy, package: p}]}"
+    fleet = Fleet(parse_fleet(text, "fleet.yaml"), tmp_path / "fleet.yaml", tmp_path, tmp_path / "state", tmp_path)
+    package = read_package(a_package(tmp_path / "one")[0])
+    remember(fleet, [package])
+    assert (found := recall(fleet, package.digest)) is not None and found.manifest == package.manifest
+    gone = replace(package, root=tmp_path / "nowhere")
+    remember(fleet, [gone])
+    assert recall(fleet, package.digest) is not None, "it stays when the package cannot be read any more"
+    path = next(fleet.manifests.iterdir())
+    path.chmod(0o640)
+    path.write_bytes(path.read_bytes() + b" ")
+    assert recall(fleet, package.digest) is None, "what was damaged is not believed"
+    remember(fleet, [])
+    assert list(fleet.manifests.iterdir()) == []

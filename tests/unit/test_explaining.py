@@ -165,3 +165,5 @@ def test_faults_on_purpose_are_part_of_the_story_of_whom_they_hit() -> None:
     assert told == [("worker-board0", "on purpose: kill_worker decoding (order o1)"), ("router", "on purpose: full_disk router (order o1)")]
     applied = Event(history.FLEET_CONFIGURED, 0, board="-", data={"version": 3, "changes": ["$.tenants[a].weight"], "uid": 0})
     assert words(applied) == "configuration version 3 was applied by uid 0: $.tenants[a].weight"
+    broken = Event(history.FLEET_UNUSABLE, 0, board="-", data={"what": "configuration", "reason": "fleet.yaml: gone", "over": False})
+    assert words(broken) == "the configuration cannot be used, what was in force goes on: fleet.yaml: gone"
