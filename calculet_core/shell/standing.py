@@ -1,8 +1,8 @@
 """The configuration that was in force last, for services that start while the file is broken.
 
 A supervisor that has begun to supervise leaves its configuration in the run folder, which goes with the boot and with
-`calculet up`. A supervisor or router that is started again in between, and finds a file that cannot be used, goes on with that. A
-worker never does: the file says whom to trust.
+`calculet up`; without anybody who lives it counts no more. A supervisor or router that is started again in between, and finds a
+file that cannot be used, goes on with that. A worker never does: the file says whom to trust.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from calculet_core.shell.fleet import STANDING, Fleet, load_fleet, standing_of
 VARIABLE = "CALCULET_RUN_DIR"
 VARIABLES = (VARIABLE, "RUNTIME_DIRECTORY")
 """Where the run folder is: from `calculet up`, or from systemd."""
+LISTENS_S = 0.5
 DEFAULT_RUN_DIRS = ("../.calculet/run", "run", "/run/calculet")
 _RUN_DIR = re.compile(r"""\brun_dir["']?[ \t]*:[ \t]*["']?([^"'#,}\s]+)""")
 
@@ -40,9 +42,26 @@ def leave_standing(fleet: Fleet, standing: Standing) -> None:
     write_atomic(fleet.standing, json.dumps(body, sort_keys=True).encode())
 
 
+def goes_on(fleet: Fleet) -> bool:
+    """Whether a service that starts now only follows another one of a fleet that serves: what was in force counts then. Under
+    `calculet up` the run folder is swept at every end; under systemd it lasts until the boot, so somebody must live."""
+    if not fleet.standing.exists():
+        return False
+    return VARIABLE in os.environ or any(_listens(path) for path in fleet.run_dir.glob(fleet.metrics_socket("*").name))
+
+
+def _listens(path: Path) -> bool:
+    """Whether the process of a metrics socket lives; nobody is in the way of its successor for that, as with a look at a lock."""
+    with socket.socket(socket.AF_UNIX) as sock, suppress(OSError):
+        sock.settimeout(LISTENS_S)
+        sock.connect(str(path))
+        return True
+    return False
+
+
 def load_or_held(path: Path, run_dir: Path | None = None) -> Fleet:
     """What the file says; while it or a scheduler file cannot be used, what was in force last, with the reason in `held`.
-    `run_dir` is where the fleet's run folder is known to be.
+    `run_dir` is where the run folder of a fleet that serves is known to be.
 
     Raises:
         ConfigError: the file cannot be used, and nothing was in force since the boot, or since `calculet up`.
@@ -66,7 +85,9 @@ def held(path: Path, reason: str, run_dir: Path | None = None) -> Fleet | None:
             kept = json.loads(read_bounded(folder / STANDING))
             if kept["path"] == str(path):
                 standing = decode(json.dumps(kept["standing"]).encode())
-                return _fleet_of(path, standing, reason)
+                found = _fleet_of(path, standing, reason)
+                if run_dir is not None or goes_on(found):
+                    return found
     return None
 
 

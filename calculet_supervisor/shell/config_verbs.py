@@ -15,6 +15,7 @@ from calculet_core.shell.packages import read_package
 from calculet_core.states.model_generation import ModelState
 from calculet_supervisor.shell.checking import configured_packages
 from calculet_supervisor.shell.control import Caller, Refused, Verb
+from calculet_supervisor.shell.ground import check_start
 from calculet_supervisor.shell.store import Act
 from calculet_supervisor.world import NOTHING_SEEN, Note
 
@@ -114,6 +115,7 @@ class ConfigVerbs:
 
         def read() -> tuple[Fleet, Standing]:
             fleet = load_fleet(self._supervisor.fleet.path)
+            check_start(fleet)
             configured_packages(fleet, versions)
             return fleet, standing_of(fleet)
 

@@ -12,18 +12,19 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from calculet_core import history
 from calculet_core.artifact import Package
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.fleet import Fleet, load_fleet, standing_of
-from calculet_core.shell.packages import read_package
-from calculet_core.shell.standing import held, leave_standing
+from calculet_core.shell.packages import load_keys, read_package
+from calculet_core.shell.standing import goes_on, held, leave_standing
 from calculet_supervisor.shell.artifacts import artifacts_of, recall
 from calculet_supervisor.shell.checking import configured_packages, kept_of
 from calculet_supervisor.shell.store import Memory
-from calculet_supervisor.world import Note
+from calculet_supervisor.world import Note, Placement
 
 if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
@@ -57,7 +58,7 @@ def find_ground(fleet: Fleet, memory: Memory) -> Ground:
     Raises:
         ConfigError: something cannot be used, and nothing is known that was in force: a first start, say.
     """
-    if not fleet.standing.exists():
+    if not goes_on(fleet):
         return Ground(fleet, configured_packages(fleet, memory.versions), {})
     try:
         return _at_hand(fleet, memory)
@@ -105,6 +106,29 @@ def _known(fleet: Fleet, memory: Memory, alias: str) -> Package | None:
     return None
 
 
+def _no_start(path: Path, placed: Placement | None) -> str | None:
+    try:
+        check_start(load_fleet(path))
+        if placed is None:
+            return None
+        root = Path(placed.package)
+        if read_package(root).digest != placed.digest:
+            return f"{root}: holds another package than {placed.digest[:12]}, which is served"
+    except (ConfigError, ArtifactError) as error:
+        return str(error)
+    return None
+
+
+def check_start(fleet: Fleet) -> None:
+    """What a process needs beside the fleet's file in order to start.
+
+    Raises:
+        ConfigError: a scheduler file or a trusted key cannot be used.
+    """
+    standing_of(fleet)
+    load_keys([fleet.resolve(path) for path in fleet.config.trusted_keys])
+
+
 class Standing:
     """One supervisor's: it leaves what is in force for its successor, or waits until what is broken is mended."""
 
@@ -120,15 +144,10 @@ class Standing:
         """Whether everything that the configuration names is used."""
         return self.configuration is None and not self.broken and not self._gone
 
-    def no_start(self, alias: str) -> str | None:
-        """Why a worker that is started now would not serve the alias; None: nothing is known against it."""
-        if self.configuration is not None:
-            return self.configuration
-        current = self._supervisor.rollouts.current(alias)
-        if current is not None and current.digest in self._gone:
-            return self._gone[current.digest]
-        broken = self.broken.get(alias) if self._supervisor.rollouts.decided(alias) is None else None
-        return broken.reason if broken is not None and not broken.kept else None
+    async def no_start(self, placed: Placement | None) -> str | None:
+        """Why a worker that is started now would not serve what is placed on its board; None: nothing speaks against it. The file,
+        the trusted keys and the package are looked at as they are now; the package's hashes are the worker's to judge."""
+        return await asyncio.to_thread(_no_start, self._supervisor.fleet.path, placed)
 
     def status(self) -> dict[str, object]:
         """For operators."""

@@ -22,6 +22,7 @@ from calculet_core.artifact import Package
 from calculet_core.config import boards_of
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.packages import read_package
+from calculet_core.shell.standing import goes_on
 from calculet_core.states.model_generation import ModelState
 from calculet_core.states.rollout import RolloutEvent, RolloutState
 from calculet_core.states.worker_process import ProcessState
@@ -94,7 +95,7 @@ class Rollouts:
             found = read_package(Path(artifact.package))
         except ArtifactError as error:
             remembered = recall(self._fleet, artifact.digest)
-            if remembered is None or not self._fleet.standing.exists():
+            if remembered is None or not goes_on(self._fleet):
                 raise ConfigError(f"{artifact} was loaded and its package is gone: {error}") from None
             found = dataclasses.replace(remembered, root=Path(artifact.package))
             self.gone[artifact.digest] = f"{artifact} was loaded and its package is gone: {error}"

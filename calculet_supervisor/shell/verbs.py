@@ -106,7 +106,8 @@ class Verbs:
         self._refuse_condemned(board, wanted)
         if not wanted.up:
             raise Refused(f"{board} is stopped", f"`calculet start {board}` lets it run")
-        self._refuse_loss(board)
+        await self._refuse_loss(board)
+        board, wanted = self.board(arguments)  # as it is by now
         min_epoch = self._supervisor.last_epoch(board) + 1
         answer = await self.want("restart", board, replace(wanted, min_epoch=min_epoch), caller)
         await self._supervisor.store.forgive("restart", board)
@@ -136,12 +137,13 @@ class Verbs:
         if wanted.condemned is not None:
             raise Refused(f"{board} was set aside: {wanted.condemned}", f"`calculet probation {board}` lets it prove itself")
 
-    def _refuse_loss(self, board: str) -> None:
+    async def _refuse_loss(self, board: str) -> None:
         """A worker that serves is not given away for one that could not."""
         supervisor = self._supervisor
         report = supervisor.sightings.boards.get(board, NOTHING_SEEN).report
-        why = supervisor.standing.no_start(supervisor.time_sharing.alias_of(board))
-        if report is not None and report.state == ModelState.READY.name and why is not None:
+        if report is None or report.state != ModelState.READY.name:
+            return
+        if (why := await supervisor.standing.no_start(supervisor.rollouts.placement(board)[0])) is not None:
             raise Refused(f"{board} serves, and a new worker could not: {why}", "mend that first; `calculet config check` shows it")
 
     def board(self, arguments: Mapping[str, Any]) -> tuple[str, Wanted]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders_fleet import until
+from builders_fleet import BIN, until
 from builders_supervisor import a_package
 from test_supervisor_process import StubFleet, stub_workers
 
+from calculet_core.shell.control_client import ControlError
 from calculet_core.shell.telemetry import fetch_metrics
 
 __all__ = ["stub_workers"]
@@ -70,7 +73,7 @@ def test_a_supervisor_goes_on_with_what_was_in_force_while_the_file_is_broken(fl
     fleet.kill("worker", "board1")
     row = fleet.until_row("board1", lambda row: row["process"] == "QUARANTINED", "a worker does not start without its trust")
     assert "configuration" in str(row["why"]) or str(fleet.config) in str(row["why"])
-    metrics = time_metrics(fleet)
+    metrics = metrics_of(fleet)
     assert 'calculet_supervisor_unusable{what="configuration"} 1.0' in metrics
 
     mend()
@@ -82,10 +85,32 @@ def test_a_supervisor_goes_on_with_what_was_in_force_while_the_file_is_broken(fl
     assert "is mended" in fleet.cli("events").stdout
 
 
-def time_metrics(fleet: StubFleet) -> str:
-    import asyncio
-
+def metrics_of(fleet: StubFleet) -> str:
     return asyncio.run(fetch_metrics(fleet.paths.metrics_socket("supervisor"))).decode()
+
+
+def test_a_board_that_serves_is_not_given_away_for_a_worker_that_could_not(fleet: StubFleet, package: tuple[Path, Path]) -> None:
+    """A signer was taken out, or a package replaced: nobody has been restarted since, and the next one would not come back."""
+    fleet.start()
+    root, trust = package
+    manifest = (root / "manifest.yaml").read_bytes()
+    for path, wrong in ((trust, "dev.pub"), (root / "manifest.yaml", "manifest.yaml"), (fleet.config, "fleet.yaml")):
+        path.rename(path.with_suffix(".away"))
+        with pytest.raises(ControlError, match=rf"board0 serves, and a new worker could not: .*{wrong}"):
+            fleet.do("restart", "board0")
+        path.with_suffix(".away").rename(path)
+    (root / "manifest.yaml").write_bytes(manifest.replace(b'"version": "1"', b'"version": "2"'))
+    with pytest.raises(ControlError, match="holds another package"):
+        fleet.do("restart", "board0")
+    (root / "manifest.yaml").write_bytes(manifest)
+    epoch = fleet.ready("board0")["epoch"]
+    fleet.do("restart", "board0")
+    fleet.ready("board0", beyond_epoch=epoch)
+    trust.rename(trust.with_suffix(".away"))
+    fleet.config.write_text(fleet.config.read_text().replace('"heartbeat_ms": 50', '"heartbeat_ms": 60'))
+    done = subprocess.run([BIN / "calculet", "config", "apply", "--config", fleet.config, "--yes"], capture_output=True, text=True)
+    assert done.returncode == 78 and "dev.pub" in done.stderr
+    trust.with_suffix(".away").rename(trust)
 
 
 def test_a_router_that_dies_while_the_file_is_broken_comes_back(fleet: StubFleet) -> None:

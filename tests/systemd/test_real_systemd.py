@@ -172,6 +172,40 @@ def test_a_configuration_is_applied_under_load_without_a_failure(machine: Machin
     machine.configure()
 
 
+def test_what_a_router_reads_at_its_start_is_applied_under_load_without_a_failure(machine: Machine) -> None:
+    workers, supervisor, router = the_workers(machine), machine.pid(SUPERVISOR), machine.pid(ROUTER)
+    machine.configure(usage={"keep_days": 300})
+    planned = machine.run("calculet", "config", "plan", "--config", CONFIG)
+    assert planned.returncode == 2 and "restart of the routers" in planned.stdout, planned.stdout + planned.stderr
+    with load(machine) as running:
+        applied = machine.run("timeout", "100", "calculet", "config", "apply", "--config", CONFIG, "--yes")
+        assert applied.returncode == 0, applied.stdout + applied.stderr + machine.journal(SUPERVISOR)[-4000:]
+    assert running.failures == [] and "is in force" in applied.stdout
+    assert machine.pid(ROUTER) != router, "the router drained, ended, and was started again by systemd"
+    assert (machine.pid(SUPERVISOR), the_workers(machine)) == (supervisor, workers), "nobody else was touched"
+    machine.configure()
+    with load(machine) as running:
+        back = machine.run("timeout", "100", "calculet", "config", "apply", "--config", CONFIG, "--yes")
+        assert back.returncode == 0, back.stdout + back.stderr
+    assert running.failures == []
+
+
+def test_killed_services_go_on_with_what_was_in_force_while_the_file_is_broken(machine: Machine) -> None:
+    workers = the_workers(machine)
+    machine.configure(boards=[])
+    supervisor, router = machine.kill(SUPERVISOR, signal.SIGKILL), machine.kill(ROUTER, signal.SIGKILL)
+    wait_for_another(machine, SUPERVISOR, supervisor)
+    wait_for_another(machine, ROUTER, router)
+    machine.wait_ready(WHOLE_AGAIN_S)
+    shown = machine.run("calculet", "status", "--config", CONFIG)
+    assert shown.returncode == 0 and "what was in force goes on" in shown.stdout, shown.stdout + shown.stderr
+    assert the_workers(machine) == workers
+    machine.configure()
+    until(lambda: "what was in force" not in machine.run("calculet", "status", "--config", CONFIG).stdout, "the mended file is used")
+    machine.wait_ready(WHOLE_AGAIN_S)
+    assert the_workers(machine) == workers
+
+
 @pytest.mark.parametrize("unit", (SUPERVISOR, ROUTER))
 def test_the_watchdog_replaces_a_process_that_is_stuck(machine: Machine, unit: str) -> None:
     before = the_workers(machine)

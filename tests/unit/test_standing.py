@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,13 +30,16 @@ def _no_hints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Fleet:
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
     (tmp_path / "fleet.yaml").write_text(TEXT)
     (tmp_path / "s.yaml").write_text(SCHEDULER)
     fleet = load_fleet(tmp_path / "fleet.yaml")
     make_folders(fleet)
     leave_standing(fleet, standing_of(fleet))
-    return fleet
+    with socket.socket(socket.AF_UNIX) as worker:
+        worker.bind(str(fleet.metrics_socket("worker-b0")))
+        worker.listen()
+        yield fleet
 
 
 @pytest.mark.parametrize("broken", [TEXT + "nonsense: [", TEXT.replace("boards:", "bords:"), TEXT + "[", '{"run_dir": "of/sockets", "x'])
@@ -74,3 +79,13 @@ def test_a_good_file_is_what_counts(fleet: Fleet) -> None:
     fleet.path.write_text(TEXT + "fault_injection: true\n")
     found = load_or_held(fleet.path)
     assert found.held is None and found.config.fault_injection
+
+
+def test_a_first_start_knows_nothing_of_it(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody lives, and `calculet up` has started nobody: under systemd the run folder lasts until the boot."""
+    fleet.path.write_text("[")
+    fleet.metrics_socket("worker-b0").unlink()
+    with pytest.raises(ConfigError):
+        load_or_held(fleet.path)
+    monkeypatch.setenv(VARIABLE, str(fleet.run_dir))
+    assert load_or_held(fleet.path).config == fleet.config
