@@ -223,6 +223,7 @@ def test_a_rollout_that_a_full_disk_refuses_is_not_begun(path: Path) -> None:
         shell.rollouts = SimpleNamespace(
             live=live, boards=lambda alias: ("board0",), current=lambda alias: None, facts=lambda boards, alias=None: seen, open=open_rollout
         )
+        shell.standing = SimpleNamespace(configuration=None)
         verbs = RolloutVerbs(shell)  # type: ignore[arg-type]
 
         def fill() -> None:
