@@ -321,3 +321,47 @@ def test_stopping_ends_what_is_in_flight_as_interrupted(server: MockServer) -> N
 
     found = uvloop.run(go())
     assert [one.error_code for one in found] == ["client_interrupted"] * 2
+
+
+def open_loop(port: int, requests: list[Asked], tell: Callable[[Seen], None], **more: Any) -> None:
+    fields: dict[str, Any] = {"concurrency": 1, "timeout_s": 20, "start_ns": time.monotonic_ns(), **more}
+    job = Job(host="127.0.0.1", port=port, root="", path=PATH, headers=[], arrival="scheduled", asked=requests, **fields)
+
+    async def go() -> None:
+        await Load(job, tell).run()
+
+    uvloop.run(go())
+
+
+def test_open_loop_too_replaces_an_idle_connection_that_the_server_closed() -> None:
+    body = b'{"id":"a","choices":[{"index":0,"text":"w","finish_reason":"stop"}]}'
+
+    def answer(connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        if number == 0:
+            connection.recv(65536)  # the second request's bytes, which get no answer
+        connection.close()
+
+    listener, found = a_raw_server(answer), []
+    open_loop(listener.getsockname()[1], [asked(0, stream=False), asked(1, stream=False, offset_ns=300 * MS)], found.append)
+    listener.close()
+    assert [one.error_code for one in found] == [None, None]
+
+
+def test_in_open_loop_each_request_has_its_own_time_limit(server: MockServer) -> None:
+    slow = [asked(900 + n, offset_ns=n * 100 * MS, script={"first_ms": 60_000}) for n in range(3)]
+    quick = [asked(910 + n, offset_ns=n * 50 * MS) for n in range(8)]
+    found: list[Seen] = []
+    open_loop(server.port, slow + quick, found.append, timeout_s=2, concurrency=11)
+    assert {one.index for one in found if one.error_code == "client_timeout"} == {900, 901, 902}
+    assert {one.index for one in found if one.error_code is None} == {one.index for one in quick}
+
+
+@pytest.mark.timeout(30)
+def test_what_goes_wrong_with_an_outcome_ends_the_load_and_is_not_lost(server: MockServer) -> None:
+    def tell(seen: Seen) -> None:
+        raise BrokenPipeError("nobody takes what was seen")
+
+    with pytest.raises(BrokenPipeError):
+        open_loop(server.port, [asked(920), asked(921, offset_ns=50 * MS)], tell)
