@@ -42,10 +42,15 @@ def leave_standing(fleet: Fleet, standing: Standing) -> None:
     write_atomic(fleet.standing, json.dumps(body, sort_keys=True).encode())
 
 
+def is_left(fleet: Fleet) -> bool:
+    """Whether it lies there; somebody may have deleted the run folder."""
+    return fleet.standing.exists()
+
+
 def goes_on(fleet: Fleet) -> bool:
     """Whether a service that starts now only follows another one of a fleet that serves: what was in force counts then. Under
     `calculet up` the run folder is swept at every end; under systemd it lasts until the boot, so somebody must live."""
-    if not fleet.standing.exists():
+    if not is_left(fleet):
         return False
     return VARIABLE in os.environ or any(_listens(path) for path in fleet.run_dir.glob(fleet.metrics_socket("*").name))
 

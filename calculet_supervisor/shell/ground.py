@@ -20,7 +20,7 @@ from calculet_core.artifact import Package
 from calculet_core.errors import ArtifactError, ConfigError
 from calculet_core.shell.fleet import Fleet, load_fleet, standing_of
 from calculet_core.shell.packages import load_keys, read_package
-from calculet_core.shell.standing import goes_on, held, leave_standing
+from calculet_core.shell.standing import goes_on, held, is_left, leave_standing
 from calculet_supervisor.shell.artifacts import artifacts_of, recall
 from calculet_supervisor.shell.checking import configured_packages, kept_of
 from calculet_supervisor.shell.store import Memory
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from calculet_supervisor.shell.app import Supervisor
 
 LOOK_S = 1.0
-"""Between two looks whether everything is mended."""
+"""Between two looks whether everything is mended, and whether what is in force is left still."""
 RETRY_S = 1.0
 log = logging.getLogger("calculet.supervisor")
 
@@ -161,13 +161,15 @@ class Standing:
         return len(self.broken) + len(self._gone)
 
     async def stand(self) -> None:
-        """Say what is broken and wait for its end; leave for a successor what is in force."""
+        """Say what is broken and wait for its end; leave for a successor what is in force, again where somebody deleted it."""
         self._tell(over=False)
         if self.configuration is None:
             await self._leave()
-        while not self.whole:
+        while True:
             await asyncio.sleep(LOOK_S)
-            if await asyncio.to_thread(self._is_mended):
+            if not is_left(self._supervisor.fleet):
+                await self._leave()
+            if not self.whole and await asyncio.to_thread(self._is_mended):
                 self._tell(over=True)
                 self._supervisor.be_born_again()
                 return

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+import yaml
 from builders_fleet import BIN, Fleet, until
 from builders_supervisor import a_package
 from test_router_tls import write_certificate
@@ -213,13 +214,15 @@ def test_a_run_folder_that_somebody_deleted_comes_back_and_the_fleet_is_managed_
     assert fleet.run_folder() == []
 
 
-def test_a_router_that_died_while_the_configuration_was_wrong_is_back_once_it_is_mended(fleet: StubFleet) -> None:
+def test_a_router_that_was_refused_is_back_once_the_configuration_is_mended(fleet: StubFleet) -> None:
     fleet.start()
     good, said = fleet.config.read_text(), fleet.folder / "keeper.log"
     until(lambda: "Calculet serves" in said.read_text(), "`calculet up` knows that it serves: until then a wrong configuration ends it")
-    fleet.config.write_text("boards: [")
+    wrong = yaml.safe_load(good)
+    wrong.setdefault("router", {})["tls"] = {"certificate": "missing.crt", "key": "missing.key"}
+    fleet.config.write_text(json.dumps(wrong))
     dead = fleet.kill("router")
-    until(lambda: "the router cannot start: calculet-router" in said.read_text(), "it is refused")
+    until(lambda: "the router cannot start: calculet-router" in said.read_text(), "it is refused: without TLS it would be worse than gone")
     fleet.config.write_text(good)
     until(lambda: fleet.pid("router") not in (dead, None) and fleet.health() == 200, "a new router, sooner than after the long pause", 25)
 

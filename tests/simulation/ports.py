@@ -304,7 +304,7 @@ def _patches(world: World) -> list[tuple[ModuleType, str, Any]]:
         (supervisor_app, "random", SimpleNamespace(Random=lambda: here().rng)), (supervisor_app, "Telemetry", Counters),
         (supervisor_app, "serve_control", _serve_control), (supervisor_app, "can_dump", lambda pid: True),
         (supervisor_app, "TICK_S", settings.supervisor_tick_s),
-        (ground, "leave_standing", lambda fleet, standing: None),
+        (ground, "leave_standing", lambda fleet, standing: None), (ground, "is_left", lambda fleet: True),
         (rollouts, "examine", world.examine), (rollouts, "read_package", world.package_at),
     ]  # fmt: skip
 
