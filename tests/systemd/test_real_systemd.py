@@ -173,19 +173,22 @@ def test_a_configuration_is_applied_under_load_without_a_failure(machine: Machin
 
 
 def test_what_a_router_reads_at_its_start_is_applied_under_load_without_a_failure(machine: Machine) -> None:
+    apply = ("timeout", "100", "calculet", "config", "apply", "--config", CONFIG, "--yes")
+    done = machine.run(*apply)  # what the tests before have left behind
+    assert done.returncode == 0, done.stdout + done.stderr
     workers, supervisor, router = the_workers(machine), machine.pid(SUPERVISOR), machine.pid(ROUTER)
     machine.configure(usage={"keep_days": 300})
     planned = machine.run("calculet", "config", "plan", "--config", CONFIG)
     assert planned.returncode == 2 and "restart of the routers" in planned.stdout, planned.stdout + planned.stderr
     with load(machine) as running:
-        applied = machine.run("timeout", "100", "calculet", "config", "apply", "--config", CONFIG, "--yes")
+        applied = machine.run(*apply)
         assert applied.returncode == 0, applied.stdout + applied.stderr + machine.journal(SUPERVISOR)[-4000:]
     assert running.failures == [] and "is in force" in applied.stdout
     assert machine.pid(ROUTER) != router, "the router drained, ended, and was started again by systemd"
     assert (machine.pid(SUPERVISOR), the_workers(machine)) == (supervisor, workers), "nobody else was touched"
     machine.configure()
     with load(machine) as running:
-        back = machine.run("timeout", "100", "calculet", "config", "apply", "--config", CONFIG, "--yes")
+        back = machine.run(*apply)
         assert back.returncode == 0, back.stdout + back.stderr
     assert running.failures == []
 
